@@ -1,0 +1,180 @@
+"""Every error that simckpt raises on purpose, grouped by what a handler would do about it.
+
+    SimckptError
+    ├── CaptureError               the live state cannot be captured: change the program
+    │   └── UnsupportedStateError    (TypeError)   an object that is neither state nor a known handle
+    ├── RestoreError               the live objects did not take the state and are as they were
+    │   └── StateMismatchError       (ValueError)  other keys, shapes, dtypes, classes or models than the checkpoint's
+    ├── ConfigurationError         (ValueError)    hyperparameters or arguments that contradict the run
+    └── StoreError                 the files
+        ├── InvalidNameError         (ValueError)  a run name that cannot be a folder
+        ├── NotAStoreError           (FileNotFoundError)
+        ├── RunNotFoundError         (KeyError)
+        ├── CheckpointNotFoundError  (KeyError)
+        ├── LeafNotFoundError        (KeyError)
+        ├── FormatError              (ValueError)  a record that does not follow FORMAT.md
+        │   └── UnsupportedFormatError             written by a newer simckpt, or with a feature this one lacks
+        ├── DamagedError             (ValueError)  bytes differ from their digest, or are missing
+        ├── ConflictError                          another writer committed first
+        ├── RunLockedError                         another process is writing this run
+        └── StorageError             (OSError)     the disk refused
+            └── StorageFullError
+
+A message says what failed, where (a path or an id), and what to do next; the fields carry the same for programs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+
+class SimckptError(Exception):
+    """Base of every error that simckpt raises on purpose."""
+
+    def __str__(self) -> str:
+        # KeyError would show its message quoted; every error here shows plain text
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class CaptureError(SimckptError):
+    """The live state cannot be captured exactly; nothing was written and training may go on."""
+
+
+class UnsupportedStateError(CaptureError, TypeError):
+    """An object in the state is neither state nor a known handle.
+
+    Attributes:
+        path: where the object was found, such as `envs/env_0/unwrapped/_socket`.
+        type_name: the qualified name of its class.
+    """
+
+    def __init__(self, message: str, *, path: str, type_name: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.type_name = type_name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # keyword-only arguments do not survive the default protocol, and async workers send this error through a pipe
+        return _rebuild_unsupported, (str(self), self.path, self.type_name)
+
+
+def _rebuild_unsupported(message: str, path: str, type_name: str) -> UnsupportedStateError:
+    return UnsupportedStateError(message, path=path, type_name=type_name)
+
+
+class RestoreError(SimckptError):
+    """The live objects did not take the state; they are as they were before the restore."""
+
+
+class StateMismatchError(RestoreError, ValueError):
+    """The checkpoint does not fit the live objects.
+
+    Attributes:
+        problems: one line for each difference found, all of them collected before anything is changed.
+    """
+
+    def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_mismatch, (str(self), self.problems)
+
+
+def _rebuild_mismatch(message: str, problems: tuple[str, ...]) -> StateMismatchError:
+    return StateMismatchError(message, problems=problems)
+
+
+class ConfigurationError(SimckptError, ValueError):
+    """Hyperparameters or arguments contradict the run.
+
+    Attributes:
+        keys: the hyperparameters or arguments concerned.
+    """
+
+    def __init__(self, message: str, *, keys: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+
+
+class StoreError(SimckptError):
+    """Something about the files of a store."""
+
+
+class InvalidNameError(StoreError, ValueError):
+    """A name that cannot be the name of a run."""
+
+
+class NotAStoreError(StoreError, FileNotFoundError):
+    """The path does not hold a store."""
+
+
+class RunNotFoundError(StoreError, KeyError):
+    """The store has no run of that name; the message lists the near ones."""
+
+
+class CheckpointNotFoundError(StoreError, KeyError):
+    """No checkpoint has that id, step or place in the run."""
+
+
+class LeafNotFoundError(StoreError, KeyError):
+    """The checkpoint has no leaf or component of that path."""
+
+
+class FormatError(StoreError, ValueError):
+    """A record does not follow FORMAT.md."""
+
+
+class UnsupportedFormatError(FormatError):
+    """The store was written by a newer simckpt, or needs a feature that this one lacks."""
+
+
+class DamagedError(StoreError, ValueError):
+    """Bytes on disk differ from their digest, or are missing.
+
+    Attributes:
+        path: the damaged file.
+        leaves: the paths of the damaged leaves, empty if the damage is in a record.
+    """
+
+    def __init__(self, message: str, *, path: str | os.PathLike[str], leaves: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.path = os.fspath(path)
+        self.leaves = tuple(leaves)
+
+
+class ConflictError(StoreError):
+    """Another writer committed first; nothing of theirs was changed, and this save is not in the store."""
+
+
+class RunLockedError(StoreError):
+    """Another process is writing this run.
+
+    Attributes:
+        host: the machine it runs on.
+        pid: its process id there.
+    """
+
+    def __init__(self, message: str, *, host: str, pid: int) -> None:
+        super().__init__(message)
+        self.host = host
+        self.pid = pid
+
+
+class StorageError(StoreError, OSError):
+    """The disk refused an operation; the newest checkpoint before it is untouched."""
+
+
+class StorageFullError(StorageError):
+    """The disk, the quota or the file-size limit is exhausted.
+
+    Attributes:
+        needed: bytes that were to be written, or None where unknown.
+        free: bytes the file system had left, or None where unknown.
+    """
+
+    def __init__(self, message: str, *, needed: int | None = None, free: int | None = None) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.free = free
