@@ -1,0 +1,202 @@
+"""Kill a training run with SIGKILL, again and again, and show that it ends bit for bit where an undisturbed one ends.
+
+    python scripts/kill_and_resume.py --kills 20
+
+The same command line starts and resumes the run. Kills are aimed at the moments that hurt: inside a save, before the
+first commit, in an evaluation, and anywhere. What each one really hit is read from the store afterwards and printed
+as a histogram. In the end every checkpoint that both runs kept is compared by `simckpt diff`.
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import simckpt
+from simckpt.comparison import compare
+
+SCRIPTS = Path(__file__).parent
+INSIDE_SAVE, BEFORE_COMMIT, IN_EVALUATION, ANYWHERE = "inside a save", "before the first commit", "in evaluation", "elsewhere"
+STUCK = 600  # [s] without reaching the wanted moment; then something is wrong
+
+
+class Training:
+    """One process of the training script, with its output read line by line."""
+
+    def __init__(self, command: list[str], on_line: Callable[[str], None]) -> None:
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._on_line = on_line
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            self._on_line(line.rstrip())
+
+    def kill(self) -> None:
+        """Sends SIGKILL and waits until the process is gone."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def finish(self) -> None:
+        """Waits for the end; a run that failed by itself ends the script with its output."""
+        status = self.process.wait()
+        self._reader.join()
+        if status:
+            sys.exit("the training failed by itself:\n" + "\n".join(self.lines[-40:]))
+
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def evaluating(self) -> bool:
+        last = next((line for line in reversed(self.lines) if line.startswith("eval")), "")
+        return last.startswith("evaluating")
+
+
+def committed(store: Path, run: str) -> int:
+    """Returns the number of commits of a run, pruned ones included."""
+    try:
+        return sum(1 for entry in (store / "runs" / run / "checkpoints").iterdir() if entry.name.isdigit())
+    except FileNotFoundError:
+        return 0
+
+
+def unfinished(store: Path) -> set[str]:
+    """Returns the names of saves that are under way, or were when their writer died."""
+    try:
+        return {entry.name for entry in (store / "tmp").iterdir()}
+    except FileNotFoundError:
+        return set()
+
+
+def wait_for(training: Training, happened: Callable[[], bool], *, pause: float) -> bool:
+    """Returns whether it happened before the training ended."""
+    deadline = time.monotonic() + STUCK
+    while training.running():
+        if happened():
+            return True
+        if time.monotonic() > deadline:
+            training.kill()
+            sys.exit("the training got stuck:\n" + "\n".join(training.lines[-40:]))
+        time.sleep(pause)
+    return False
+
+
+def aim(training: Training, kind: str, store: Path, run: str, rng: random.Random) -> bool:
+    """Waits for a moment of the wanted kind; returns whether it came before the end of the training."""
+    if kind == BEFORE_COMMIT:
+        time.sleep(rng.uniform(0.2, 6.0))
+        return True
+    before = committed(store, run)
+    wait = rng.randint(1, 2)  # commits to let pass, so that the run gets on
+    if not wait_for(training, lambda: committed(store, run) >= before + wait, pause=0.01):
+        return False
+    if kind == INSIDE_SAVE:
+        old = unfinished(store)
+        reached = wait_for(training, lambda: bool(unfinished(store) - old), pause=0.0002)
+        time.sleep(rng.uniform(0, 0.004))
+        return reached
+    if kind == IN_EVALUATION:
+        reached = wait_for(training, training.evaluating, pause=0.001)
+        time.sleep(rng.uniform(0, 0.05))
+        return reached
+    time.sleep(rng.uniform(0, 2.0))
+    return True
+
+
+def kill_repeatedly(
+    command: list[str], store: Path, run: str, kinds: list[str], *, rng: random.Random, on_line: Callable[[str], None]
+) -> Counter[str]:
+    """Starts the training once for each kill, kills it, and in the end lets it finish; returns what was hit."""
+    hits: Counter[str] = Counter()
+    for kind in kinds:
+        left_before = unfinished(store)
+        commits_before = committed(store, run)
+        training = Training(command, on_line)
+        if not aim(training, kind, store, run, rng) or not training.running():
+            training.finish()
+            on_line("[the run was complete before the next kill]")
+            break
+        evaluating = training.evaluating()
+        training.kill()
+        if unfinished(store) - left_before:
+            hit = INSIDE_SAVE
+        elif committed(store, run) == 0:
+            hit = BEFORE_COMMIT
+        elif evaluating:
+            hit = IN_EVALUATION
+        else:
+            hit = ANYWHERE
+        hits[hit] += 1
+        on_line(f"[SIGKILL {hits.total()} of {len(kinds)}: {hit}, {committed(store, run) - commits_before} commits later]")
+    Training(command, on_line).finish()
+    return hits
+
+
+def command_for(script: str, store: Path, run: str, flags: list[str]) -> list[str]:
+    return [sys.executable, "-u", str(SCRIPTS / script), "--store", str(store), "--run", run, *flags]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=20, help="kills in all")
+    parser.add_argument("--inside-save", type=int, default=9, help="kills aimed at a save")
+    parser.add_argument("--before-commit", type=int, default=2, help="kills aimed at the time before the first commit")
+    parser.add_argument("--in-evaluation", type=int, default=3, help="kills aimed at an evaluation")
+    parser.add_argument("--script", default="train_ppo.py", help="the training script")
+    parser.add_argument("--env-id", default="Ant-v5")
+    parser.add_argument("--num-envs", type=int, default=4)
+    parser.add_argument("--vectorization", default="async", choices=["sync", "async"])
+    parser.add_argument("--total-steps", type=int, default=100_000)
+    parser.add_argument("--save-every", type=int, default=1_000)
+    parser.add_argument("--eval-every", type=int, default=4_000)
+    parser.add_argument("--seed", type=int, default=1, help="of the training and of the moments of the kills")
+    parser.add_argument("--store", type=Path, help="a new folder for the store; a temporary one by default")
+    args, rest = parser.parse_known_args()
+
+    store = args.store or Path(tempfile.mkdtemp(prefix="kill_and_resume-")) / "store"
+    flags = ["--env-id", args.env_id, "--num-envs", str(args.num_envs), "--vectorization", args.vectorization]
+    flags += ["--total-steps", str(args.total_steps), "--save-every", str(args.save_every), "--seed", str(args.seed)]
+    flags += ["--eval-every", str(args.eval_every), "--eval-episodes", "2", "--rollout-steps", "128", *rest]
+    rng = random.Random(args.seed)
+    aimed = [INSIDE_SAVE] * args.inside_save + [IN_EVALUATION] * args.in_evaluation
+    aimed += [ANYWHERE] * (args.kills - len(aimed) - args.before_commit)
+    rng.shuffle(aimed)
+    aimed = [BEFORE_COMMIT] * args.before_commit + aimed
+
+    def show(line: str) -> None:
+        if line.startswith("["):
+            print(line, flush=True)
+
+    hits = kill_repeatedly(command_for(args.script, store, "killed", flags), store, "killed", aimed, rng=rng, on_line=show)
+    print("training the undisturbed twin", flush=True)
+    Training(command_for(args.script, store, "undisturbed", flags), show).finish()
+
+    print("\nwhat the kills hit:")
+    for kind in (INSIDE_SAVE, BEFORE_COMMIT, IN_EVALUATION, ANYWHERE):
+        print(f"  {kind:<24} {hits[kind]:>3}  {'#' * hits[kind]}")
+    opened = simckpt.Store(store)
+    twins = {checkpoint.step: checkpoint for checkpoint in opened.run("undisturbed").checkpoints()}
+    killed = opened.run("killed").checkpoints()
+    different = [checkpoint.step for checkpoint in killed if not compare(checkpoint, twins[checkpoint.step]).identical]
+    print(f"\n{len(killed)} checkpoints compared with the twin's, {len(different)} differ {different or ''}")
+    print(f"$ simckpt diff {store} killed undisturbed", flush=True)
+    status = subprocess.run([sys.executable, "-m", "simckpt", "diff", str(store), "killed", "undisturbed"]).returncode
+    if args.store is None and not status:
+        shutil.rmtree(store.parent)
+    sys.exit(status or bool(different))
+
+
+if __name__ == "__main__":
+    main()

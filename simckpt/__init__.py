@@ -1,0 +1,79 @@
+"""Save, branch and roll back whole reinforcement-learning training runs, simulators included, bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simckpt.checkpoint import Checkpoint, VersionWarning
+    from simckpt.checkpointer import Checkpointer, SaveFailedWarning
+    from simckpt.errors import SimckptError
+    from simckpt.policies import AtSteps, EverySteps, KeepLast
+    from simckpt.run import Run
+    from simckpt.sim import (
+        SnapshotEnv,
+        SnapshotVectorEnv,
+        async_worker,
+        make_vec,
+        register_adapter,
+        register_handle,
+    )
+    from simckpt.state import LoopState, RNGStreams
+    from simckpt.store import Store
+
+# the names live in modules that are imported when first used, so that `import simckpt` needs neither torch nor mujoco
+_MODULES = {
+    "AtSteps": "policies",
+    "Checkpoint": "checkpoint",
+    "Checkpointer": "checkpointer",
+    "EverySteps": "policies",
+    "KeepLast": "policies",
+    "LoopState": "state",
+    "RNGStreams": "state",
+    "Run": "run",
+    "SaveFailedWarning": "checkpointer",
+    "SimckptError": "errors",
+    "SnapshotEnv": "sim",
+    "SnapshotVectorEnv": "sim",
+    "Store": "store",
+    "VersionWarning": "checkpoint",
+    "async_worker": "sim",
+    "make_vec": "sim",
+    "register_adapter": "sim",
+    "register_handle": "sim",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "AtSteps",
+    "Checkpoint",
+    "Checkpointer",
+    "EverySteps",
+    "KeepLast",
+    "LoopState",
+    "RNGStreams",
+    "Run",
+    "SaveFailedWarning",
+    "SimckptError",
+    "SnapshotEnv",
+    "SnapshotVectorEnv",
+    "Store",
+    "VersionWarning",
+    "async_worker",
+    "make_vec",
+    "register_adapter",
+    "register_handle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value = getattr(importlib.import_module(f"simckpt.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'simckpt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

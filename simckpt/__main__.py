@@ -1,0 +1,5 @@
+"""`python -m simckpt`: the command line."""
+
+from simckpt.cli import app
+
+app(prog_name="simckpt")

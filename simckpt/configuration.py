@@ -1,0 +1,132 @@
+"""Hyperparameters in and out of a run: the run's own values win over defaults, never over an explicit wish."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+from simckpt.errors import ConfigurationError
+
+Arguments = TypeVar("Arguments")
+
+
+def values_of(args: Any) -> dict[str, Any]:
+    """Returns {key: value} of a dataclass instance, an `argparse.Namespace` or a mapping.
+
+    Raises:
+        ConfigurationError: another type, a key that is not a string, or a value that JSON cannot hold exactly.
+    """
+    if dataclasses.is_dataclass(args) and not isinstance(args, type):
+        values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+    elif isinstance(args, argparse.Namespace):
+        values = dict(vars(args))
+    elif isinstance(args, Mapping):
+        values = dict(args)
+    else:
+        raise ConfigurationError(
+            f"hyperparameters come as a dataclass instance, an argparse.Namespace or a dict, got {type(args).__name__}"
+        )
+    return {_checked_key(key): plain(key, value) for key, value in values.items()}
+
+
+def plain(key: str, value: Any) -> Any:
+    """Returns the value as JSON gives it back: tuples become lists, nothing else changes."""
+    try:
+        written = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"hyperparameter {key!r} is a {type(value).__name__}, which JSON cannot hold; use numbers, strings, "
+        raise ConfigurationError(message + "lists or dicts with string keys, or leave it out", keys=[key]) from error
+    read = json.loads(written)
+    if not _same(read, value):
+        message = f"hyperparameter {key!r} = {value!r} does not survive JSON; use plain numbers, strings, lists or dicts"
+        raise ConfigurationError(message, keys=[key])
+    return read
+
+
+def defaults_of(args: Any) -> dict[str, Any]:
+    """Returns the defaults of a dataclass instance's fields; {} for anything else, where they are unknown."""
+    if not dataclasses.is_dataclass(args) or isinstance(args, type):
+        return {}
+    found = {}
+    for field in dataclasses.fields(args):
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = plain(field.name, field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = plain(field.name, field.default_factory())
+    return found
+
+
+def in_force(
+    saved: Mapping[str, Any],
+    given: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any],
+    free: Iterable[str],
+    run: str,
+) -> dict[str, Any]:
+    """Returns the hyperparameters in force when a run is started again.
+
+    A key of `free` takes the given value. Any other key keeps the run's value, unless the given value is neither that
+    nor the default: such a wish cannot be granted inside the run. A key the run has never seen takes the given value.
+
+    Raises:
+        ConfigurationError: the wishes that contradict the run, all of them.
+    """
+    allowed = set(free)
+    merged, conflicts = dict(saved), []
+    for key, value in given.items():
+        if key in allowed or key not in saved or _same(saved[key], value):
+            merged[key] = value
+        elif key not in defaults or not _same(defaults[key], value):
+            conflicts.append(key)
+    if conflicts:
+        wishes = "\n  ".join(f"{key}: the run has {saved[key]!r}, given {given[key]!r}" for key in conflicts)
+        raise ConfigurationError(
+            f"run {run!r} was started with other hyperparameters:\n  {wishes}\n"
+            "A run keeps its hyperparameters. Leave these out to go on with the run's own, choose another run name "
+            "for a new run, or branch from one of its checkpoints; name keys that may differ in `free`.",
+            keys=conflicts,
+        )
+    return merged
+
+
+def with_values(args: Arguments, values: Mapping[str, Any]) -> Arguments:
+    """Returns a copy of the arguments, of their own type, with the given values; keys they lack are left out."""
+    if dataclasses.is_dataclass(args) and not isinstance(args, type):
+        current = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+        fresh = copy.copy(args)
+        for key, value in values.items():
+            if key in current and not _same(plain(key, current[key]), value):
+                object.__setattr__(fresh, key, _like(current[key], value))
+        return fresh
+    fresh = copy.copy(args)
+    target: MutableMapping[str, Any] = vars(fresh) if isinstance(fresh, argparse.Namespace) else fresh  # type: ignore[assignment]
+    for key, value in values.items():
+        if key not in target or not _same(plain(key, target[key]), value):
+            target[key] = _like(target.get(key), value)
+    return fresh
+
+
+def _like(current: Any, value: Any) -> Any:
+    return tuple(value) if isinstance(current, tuple) and isinstance(value, list) else value
+
+
+def _checked_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise ConfigurationError(f"hyperparameters are named by strings, got {key!r}", keys=[str(key)])
+    return key
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Returns whether two JSON values are equal; 1 equals 1.0 but not True, NaN equals itself, a tuple its list."""
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if type(left) is not type(right) and {type(left), type(right)} != {int, float}:
+        return False
+    return bool(left == right) or (left != left and right != right)

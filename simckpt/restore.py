@@ -1,0 +1,136 @@
+"""Components bound to their handles, and a restore that happens whole or not at all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simckpt import state
+from simckpt.errors import ConfigurationError, RestoreError, SimckptError, StateMismatchError
+
+ENVS, PLAIN, STREAMS = range(3)  # the order of a restore: physics may run user callbacks, RNG streams come last
+
+
+@dataclass(frozen=True)
+class BoundComponent:
+    """A component, the handle that captures and restores it, and its place in the order of a restore."""
+
+    name: str
+    handle: state.Handle
+    order: int
+
+
+def bind(components: Mapping[str, Any]) -> dict[str, BoundComponent]:
+    """Returns the components with their handles, in the order in which a restore applies them.
+
+    Raises:
+        ConfigurationError: a name that is empty or not a string.
+        UnsupportedStateError: a component that cannot be captured exactly, by name.
+    """
+    bound = []
+    for name, component in components.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"a component's name must be a non-empty string, got {name!r}", keys=[str(name)])
+        bound.append(_bind(name, component))
+    bound.sort(key=lambda component: component.order)
+    return {component.name: component for component in bound}
+
+
+def _bind(name: str, component: Any) -> BoundComponent:
+    # an env cannot exist in a process that has not imported gymnasium
+    if "gymnasium" in sys.modules:
+        from simckpt import sim
+
+        handle = sim.handle_for(component, name)
+        if handle is not None:
+            return BoundComponent(name, handle, ENVS)
+    order = STREAMS if isinstance(component, state.RNGStreams) else PLAIN
+    return BoundComponent(name, state.handle_for(name, component), order)
+
+
+def capture(bound: Mapping[str, BoundComponent]) -> dict[str, Any]:
+    """Returns the state tree of every component; shares no memory with the live objects."""
+    return {name: component.handle.capture() for name, component in bound.items()}
+
+
+def apply(bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded], *, source: str) -> None:
+    """Puts the saved states into the live objects: all of them, or none.
+
+    Args:
+        bound: the components to restore, in order; each needs an entry in `saved`.
+        saved: what was read and verified, by component.
+        source: the checkpoint's name for messages.
+
+    Raises:
+        StateMismatchError: the states do not fit; all problems of all components are listed, nothing was touched.
+        RestoreError: a component failed while it was being changed; all were put back.
+    """
+    undo = capture(bound)
+    states = decode(bound, saved, undo, source=source)
+    problems: list[str] = []
+    for name, component in bound.items():
+        try:
+            component.handle.validate(states[name])
+        except StateMismatchError as error:
+            problems += [_within(name, problem) for problem in error.problems or [str(error)]]
+    if problems:
+        listing = "\n  ".join(problems)
+        message = f"{source} does not fit the live objects, which are untouched:\n  {listing}"
+        raise StateMismatchError(message, problems=problems)
+    touched: list[str] = []
+    try:
+        for name, component in bound.items():
+            touched.append(name)
+            component.handle.apply(states[name])
+    except BaseException as error:
+        _put_back(bound, undo, touched, source=source, error=error)
+        if isinstance(error, SimckptError) or not isinstance(error, Exception):
+            raise
+        message = (
+            f"restoring {source}: component {touched[-1]!r} failed with {type(error).__name__}: {error}. "
+            "All live objects are as they were before the restore."
+        )
+        raise RestoreError(message) from error
+
+
+def decode(
+    bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded], templates: Mapping[str, Any], *, source: str
+) -> dict[str, Any]:
+    """Returns the saved states as trees, their classes taken from the live templates."""
+    missing = [name for name in bound if name not in saved]
+    if missing:
+        problems = [f"component {name!r} is not in the checkpoint, which has {sorted(saved)}" for name in missing]
+        message = f"{source} does not fit the live objects, which are untouched:\n  " + "\n  ".join(problems)
+        raise StateMismatchError(message, problems=problems)
+    return {
+        name: state.decode(saved[name].leaves, saved[name].structure, template=templates[name]) for name in bound
+    }
+
+
+def _within(name: str, problem: str) -> str:
+    return problem if problem.startswith(name) else f"{name}: {problem}"
+
+
+def _put_back(
+    bound: Mapping[str, BoundComponent],
+    undo: Mapping[str, Any],
+    touched: list[str],
+    *,
+    source: str,
+    error: BaseException,
+) -> None:
+    failures = []
+    for name in touched:
+        try:
+            bound[name].handle.apply(undo[name])
+        except Exception as second:
+            failures.append(f"{name}: {type(second).__name__}: {second}")
+    if failures:
+        message = (
+            f"restoring {source} failed ({type(error).__name__}: {error}), and so did putting back "
+            + "; ".join(failures)
+            + ". These components are in an undefined state: build them anew before going on."
+        )
+        raise RestoreError(message) from error

@@ -1,0 +1,229 @@
+import errno
+import json
+
+import numpy as np
+import pytest
+from examples import Counter, Fragile
+
+import simckpt
+from simckpt.errors import (
+    ConfigurationError,
+    ConflictError,
+    RestoreError,
+    StateMismatchError,
+    StorageFullError,
+    UnsupportedStateError,
+)
+
+
+def start(store: simckpt.Store, components: dict, **options) -> tuple[simckpt.Run, simckpt.Checkpointer]:
+    run = store.start("a")
+    options.setdefault("save_when", simckpt.EverySteps(10))
+    return run, run.checkpointer(components, **options)
+
+
+@pytest.fixture
+def store(tmp_path) -> simckpt.Store:
+    return simckpt.Store(tmp_path / "s")
+
+
+def test_a_resumed_loop_equals_the_undisturbed_one(store) -> None:
+    undisturbed = Counter()
+    for _ in range(50):
+        undisturbed.advance()
+
+    interrupted, loop = Counter(), simckpt.LoopState(step=0)
+    run, checkpointer = start(store, {"counter": interrupted, "loop": loop})
+    for _ in range(33):
+        interrupted.advance()
+        loop.step += 1
+        checkpointer.step(loop.step)
+    run.close()
+
+    resumed, loop = Counter(), simckpt.LoopState(step=0)
+    run, checkpointer = start(store, {"counter": resumed, "loop": loop})
+    assert checkpointer.restore_latest().step == 30
+    assert loop.step == 30
+    while loop.step < 50:
+        resumed.advance()
+        loop.step += 1
+        checkpointer.step(loop.step)
+    assert resumed.values.tobytes() == undisturbed.values.tobytes()
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [10, 20, 30, 40, 50]
+
+
+def test_there_is_nothing_to_restore_on_the_first_start(store) -> None:
+    _, checkpointer = start(store, {"counter": Counter()})
+    assert checkpointer.restore_latest() is None
+
+
+def test_a_checkpoint_does_not_follow_later_changes_of_the_live_object(store) -> None:
+    counter = Counter()
+    run, checkpointer = start(store, {"counter": counter})
+    checkpoint = checkpointer.save(1)
+    counter.advance()
+    assert run.latest()["counter/values"].tolist() == [0.0] * 4
+    checkpoint.restore({"counter": counter})
+    counter.advance()
+    assert run.latest()["counter/values"].tolist() == [0.0] * 4
+
+
+def test_only_the_kept_checkpoints_stay_and_the_lineage_survives(store) -> None:
+    run, checkpointer = start(store, {"counter": Counter()}, keep=simckpt.KeepLast(2))
+    ids = [checkpointer.save(step).id for step in range(1, 6)]
+    assert [checkpoint.id for checkpoint in run.checkpoints()] == ids[3:]
+    assert run.checkpoints()[0].parent == ids[2]
+
+
+def test_every_decision_is_logged_with_its_reason(store, tmp_path) -> None:
+    _, checkpointer = start(store, {"counter": Counter()}, keep=simckpt.KeepLast(1))
+    checkpointer.step(10)
+    checkpointer.step(20)
+    checkpointer.restore_latest()
+    lines = [json.loads(line) for line in (tmp_path / "s/runs/a/events.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["saved", "saved", "pruned", "restored"]
+    assert lines[0]["reason"] == "passed a multiple of 10 steps"
+    assert "KeepLast" in lines[2]["reason"]
+
+
+@pytest.mark.parametrize("missing", ["registered", "saved"])
+def test_components_that_differ_in_name_are_refused_and_nothing_is_touched(store, missing: str) -> None:
+    first, second = {"counter": Counter()}, {"counter": Counter(), "extra": Counter()}
+    if missing == "registered":
+        first, second = second, first
+    run, checkpointer = start(store, first)
+    checkpointer.save(1)
+    run.close()
+    second["counter"].advance()
+    before = second["counter"].values.copy()
+    _, checkpointer = start(store, second)
+    with pytest.raises(StateMismatchError, match="extra"):
+        checkpointer.restore_latest()
+    assert second["counter"].values.tobytes() == before.tobytes()
+
+
+def test_a_component_that_fails_halfway_leaves_all_as_they_were(store) -> None:
+    components = {"first": Counter(), "fragile": Fragile(), "last": Counter()}
+    _, checkpointer = start(store, components)
+    for component in components.values():
+        component.advance()
+    checkpointer.save(1)
+    for component in components.values():
+        component.advance()
+    before = {name: (component.values.tobytes(), component.count) for name, component in components.items()}
+    Fragile.broken = True
+    try:
+        with pytest.raises(RestoreError, match=r"'fragile' failed with RuntimeError: the light went out"):
+            checkpointer.restore_latest()
+    finally:
+        Fragile.broken = False
+    # the component itself cannot be put back while it is broken; the message says so, the others are as before
+    after = {name: (component.values.tobytes(), component.count) for name, component in components.items()}
+    assert {name: after[name] for name in ("first", "last")} == {name: before[name] for name in ("first", "last")}
+
+
+def test_a_component_that_cannot_be_captured_is_refused_by_name(store) -> None:
+    run = store.start("a")
+    with pytest.raises(UnsupportedStateError, match="socket"):
+        run.checkpointer({"socket": object()}, save_when=simckpt.EverySteps(1))
+
+
+def test_a_save_that_cannot_capture_fails_loudly_and_training_goes_on(store) -> None:
+    loop = simckpt.LoopState(step=0)
+    run, checkpointer = start(store, {"loop": loop})
+    checkpointer.step(10)
+    loop.visitor = (number for number in range(3))
+    with pytest.warns(simckpt.SaveFailedWarning, match="visitor"):
+        assert checkpointer.step(20) is None
+    assert isinstance(checkpointer.last_error, UnsupportedStateError)
+    with pytest.raises(UnsupportedStateError):
+        checkpointer.save(25)
+    del loop.visitor
+    assert checkpointer.step(30).step == 30
+    assert checkpointer.last_error is None
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [10, 30]
+
+
+def test_a_full_disk_does_not_end_the_training(store, tmp_path) -> None:
+    resource = pytest.importorskip("resource")
+    big = Counter(1 << 16)
+    run, checkpointer = start(store, {"counter": big})
+    checkpointer.step(10)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.warns(simckpt.SaveFailedWarning, match="training goes on"):
+            assert checkpointer.step(20) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert isinstance(checkpointer.last_error, StorageFullError)
+    assert checkpointer.last_error.errno in (errno.EFBIG, errno.ENOSPC)
+    assert checkpointer.step(30).step == 30
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [10, 30]
+
+
+def test_another_writer_ends_the_training(store) -> None:
+    run, checkpointer = start(store, {"counter": Counter()})
+    checkpointer.save(1)
+    checkpoints = store.path / "runs/a/checkpoints"
+    (checkpoints / "00000002").mkdir()
+    with pytest.raises(ConflictError):
+        checkpointer.step(10)
+    run.close()
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, None, "3"])
+def test_a_senseless_step_is_refused(store, step: object) -> None:
+    _, checkpointer = start(store, {"counter": Counter()})
+    with pytest.raises(ConfigurationError, match="whole number"):
+        checkpointer.step(step)
+
+
+def test_numpy_numbers_are_steps_and_metrics(store) -> None:
+    run, checkpointer = start(store, {"counter": Counter()})
+    checkpointer.step(np.int64(10), {"return": np.float32(1.5), "bad": np.nan})
+    assert run.latest().metrics["return"] == 1.5
+    assert np.isnan(run.latest().metrics["bad"])
+
+
+def test_a_metric_that_is_no_number_is_refused_by_name(store) -> None:
+    _, checkpointer = start(store, {"counter": Counter()})
+    with pytest.raises(ConfigurationError, match="'loss'"):
+        checkpointer.step(10, {"loss": "high"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"save_when": 50_000}, {"save_when": simckpt.EverySteps(1), "keep": 3}],
+    ids=["save_when", "keep"],
+)
+def test_something_else_than_a_policy_is_refused(store, options: dict) -> None:
+    with pytest.raises(ConfigurationError, match="policy"):
+        store.start("a").checkpointer({"c": Counter()}, **options)
+
+
+def test_the_name_of_the_decisions_is_taken(store) -> None:
+    with pytest.raises(ConfigurationError, match="'checkpointer'"):
+        store.start("a").checkpointer({"checkpointer": Counter()}, save_when=simckpt.EverySteps(1))
+
+
+def test_a_checkpoint_restores_single_components(store) -> None:
+    one, two = Counter(), Counter()
+    _, checkpointer = start(store, {"one": one, "two": two})
+    checkpoint = checkpointer.save(1)
+    one.advance()
+    two.advance()
+    checkpoint.restore({"one": one})
+    assert (one.count, two.count) == (0, 1)
+
+
+def test_other_versions_are_said_loudly(store, monkeypatch) -> None:
+    counter = Counter()
+    _, checkpointer = start(store, {"counter": counter})
+    checkpoint = checkpointer.save(1)
+    from simckpt import provenance
+
+    other = dict(provenance.versions()) | {"mujoco": "3.8.1"}
+    monkeypatch.setattr(provenance, "versions", lambda: other)
+    with pytest.warns(simckpt.VersionWarning, match=r"mujoco: saved with .*, now 3\.8\.1"):
+        checkpoint.restore({"counter": counter})

@@ -1,0 +1,39 @@
+"""The public names, pinned: a change here is a change for users and belongs in the changelog."""
+
+import simckpt
+
+PUBLIC = [
+    "AtSteps",
+    "Checkpoint",
+    "Checkpointer",
+    "EverySteps",
+    "KeepLast",
+    "LoopState",
+    "RNGStreams",
+    "Run",
+    "SaveFailedWarning",
+    "SimckptError",
+    "SnapshotEnv",
+    "SnapshotVectorEnv",
+    "Store",
+    "VersionWarning",
+    "async_worker",
+    "make_vec",
+    "register_adapter",
+    "register_handle",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(simckpt.__all__) == PUBLIC
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in PUBLIC:
+        value = getattr(simckpt, name)
+        assert (value.__doc__ or "").strip(), f"{name} has no docstring"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(simckpt, "Restore")
+    assert dir(simckpt) == PUBLIC
