@@ -1,0 +1,26 @@
+"""What one array is in a file: bytes of a type that HDF5 knows, and the true type beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Leaf:
+    """One array, ready to be written.
+
+    Attributes:
+        data: contiguous, of a dtype that HDF5 has natively. It may share memory with the live array.
+        dtype: the true type: "float64", ">f4", "<U5", "datetime64[ns]", or torch's "bfloat16", "float8_e4m3fn".
+        shape: the true shape. `data` has one more axis for strings (characters), complex numbers (real, imaginary)
+            and raw records (bytes).
+        kind: who reads it back: "numpy", "torch", or the name of a registered kind.
+    """
+
+    data: np.ndarray[Any, Any]
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str
