@@ -59,7 +59,7 @@ class Args:
     value_weight: float = flag(0.5, "weight of the value loss")
     entropy_weight: float = flag(0.0, "weight of the entropy bonus")
     max_grad_norm: float = flag(0.5, "largest norm of a gradient")
-    initial_std: float = flag(0.5, "standard deviation of the first actions [A21]")
+    initial_std: float = flag(1.0, "standard deviation of the first actions [H22]")
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
@@ -251,9 +251,10 @@ def train(args: Args) -> Agent:
 
             metrics = {"train/return": float(np.mean(episode_returns))} if episode_returns else {}
             if args.eval_every and loop.step // args.eval_every > (loop.step - batch) // args.eval_every:
+                print(f"evaluating at step={loop.step}", flush=True)
                 returns = evaluate(agent, normalizer, args, loop.step)
                 metrics["eval/return"] = float(returns.mean())
-                print(f"eval step={loop.step} return={returns.mean():.1f} std={returns.std():.1f}")
+                print(f"eval step={loop.step} return={returns.mean():.1f} std={returns.std():.1f}", flush=True)
             checkpointer.step(loop.step, metrics)
             if loop.step // batch % 10 == 0:
                 speed = (loop.step - first_step) / (time.perf_counter() - started)

@@ -19,6 +19,7 @@ LAYERS = [
     {"run", "store", "checkpoint", "restore", "comparison", "configuration", "provenance", "suggest"},
     {"checkpointer"},
     {"cli", "testing"},
+    {"__main__"},
 ]
 SEPARATE = [("storage", "sim"), ("sim", "storage"), ("policies", "storage"), ("policies", "sim"), ("policies", "state")]
 # the one door upward: users call run.checkpointer(...), and the checkpointer needs the run

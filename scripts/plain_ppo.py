@@ -1,0 +1,257 @@
+"""Train PPO with continuous actions on a Gymnasium vector env: one file, top to bottom.
+
+    python scripts/plain_ppo.py --env-id Hopper-v5 --seed 1
+
+In the manner of CleanRL's `ppo_continuous_action.py` (Huang et al. 2022, JMLR 23:274). Sources of the tricks:
+
+    [S17]  Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347
+    [S16]  Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
+           arXiv:1506.02438
+    [E20]  Engstrom et al. 2020, "Implementation Matters in Deep Policy Gradients", arXiv:2005.12729
+    [A21]  Andrychowicz et al. 2021, "What Matters In On-Policy Reinforcement Learning?", arXiv:2006.05990
+    [P18]  Pardo et al. 2018, "Time Limits in Reinforcement Learning", arXiv:1712.00378
+    [H22]  Huang et al. 2022, "The 37 Implementation Details of Proximal Policy Optimization", ICLR blog track
+"""
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import time
+import types
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.wrappers import vector as wrappers
+from torch import nn
+
+
+def flag(default: Any, text: str, **options: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, **options})
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+    """Every field is a flag, `--like-this`."""
+
+    env_id: str = flag("Hopper-v5", "Gymnasium id of the environment; its actions are a Box")
+    num_envs: int = flag(16, "parallel environments")
+    vectorization: str = flag("sync", "where they run: this process or one each", choices=["sync", "async"])
+    total_steps: int = flag(1_000_000, "length of the run [env steps]; the learning rate is annealed over it")
+    rollout_steps: int = flag(128, "vector steps between two updates")
+    seed: int = flag(1, "seed of the whole run")
+    learning_rate: float = flag(3e-4, "Adam's step size at the start")
+    normalize: bool = flag(True, "normalise observations and rewards by their running moments")
+    eval_every: int = flag(50_000, "distance of the evaluations [env steps]; 0: none")
+    eval_episodes: int = flag(10, "episodes in one evaluation")
+    device: str = flag("cpu", "torch device of the networks")
+    epochs: int = flag(10, "passes over a rollout in one update")
+    minibatches: int = flag(16, "minibatches in one pass")
+    gamma: float = flag(0.99, "discount factor")
+    gae_lambda: float = flag(0.95, "lambda of the generalised advantage estimate")
+    clip: float = flag(0.2, "clipping range of the probability ratio")
+    value_weight: float = flag(0.5, "weight of the value loss")
+    entropy_weight: float = flag(0.0, "weight of the entropy bonus")
+    max_grad_norm: float = flag(0.5, "largest norm of a gradient")
+    initial_std: float = flag(1.0, "standard deviation of the first actions [H22]")
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    parser = argparse.ArgumentParser(description="PPO with continuous actions.", allow_abbrev=False)
+    for field in dataclasses.fields(Args):
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if field.type is bool else {"type": field.type}
+        parser.add_argument("--" + field.name.replace("_", "-"), default=field.default, **how, **field.metadata)
+    return Args(**vars(parser.parse_args(argv)))
+
+
+def clip_to_ten(values: np.ndarray) -> np.ndarray:
+    return np.clip(values, -10.0, 10.0)
+
+
+def make_envs(args: Args, num_envs: int, vectorization: str) -> tuple[gym.vector.VectorEnv, Any]:
+    """Makes the vector env and returns it with its observation normaliser, which is None without `--normalize`."""
+    envs = gym.make_vec(args.env_id, num_envs=num_envs, vectorization_mode=vectorization)
+    envs = wrappers.RecordEpisodeStatistics(envs)  # inside the normalisers: it counts the true rewards
+    if not args.normalize:
+        return envs, None
+    envs = normalizer = wrappers.NormalizeObservation(envs)  # [E20] [A21]
+    envs = wrappers.TransformObservation(envs, clip_to_ten)  # [E20]
+    envs = wrappers.NormalizeReward(envs, gamma=args.gamma)  # [E20]; leaves reset rows out of its moments
+    return wrappers.TransformReward(envs, clip_to_ten), normalizer  # [E20]
+
+
+def network(num_inputs: int, num_outputs: int, last_gain: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs, gain in ((num_inputs, 64, 2**0.5), (64, 64, 2**0.5), (64, num_outputs, last_gain)):
+        linear = nn.Linear(inputs, outputs)
+        nn.init.orthogonal_(linear.weight, gain)  # orthogonal weights and zero biases [E20] [H22]
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Agent(nn.Module):
+    """A Gaussian policy whose deviations are free parameters [S17], and a value network apart from it [A21]."""
+
+    def __init__(self, num_observations: int, num_actions: int, initial_std: float) -> None:
+        super().__init__()
+        self.policy = network(num_observations, num_actions, last_gain=0.01)  # first actions centred near 0 [A21]
+        self.value = network(num_observations, 1, last_gain=1.0)
+        self.log_std = nn.Parameter(torch.full((num_actions,), float(np.log(initial_std))))
+
+    def log_prob(self, observations: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """Returns the log density of the actions, `(rows,)`."""
+        distances = (actions - self.policy(observations)) / self.log_std.exp()
+        return (-0.5 * distances**2 - self.log_std - 0.5 * np.log(2 * np.pi)).sum(-1)
+
+    def entropy(self) -> torch.Tensor:
+        """Returns the entropy of the action, a scalar: it is the same for all observations."""
+        return (self.log_std + 0.5 * np.log(2 * np.pi * np.e)).sum()
+
+
+def reset_rows(dones: np.ndarray, previous_dones: np.ndarray) -> np.ndarray:
+    """Returns which rows of a rollout are no transitions: those that follow the end of an episode.
+
+    In gymnasium's NEXT_STEP autoreset mode the step after a done ignores its action, rewards 0 and returns the first
+    observation of the next episode.
+
+    Args:
+        dones: `(steps, num_envs)` bool, whether an episode ended in the row.
+        previous_dones: `(num_envs,)` bool, the same of the row before the first one.
+    """
+    return np.concatenate([previous_dones[None], dones[:-1]])
+
+
+def advantages(
+    rollout: dict[str, np.ndarray], values: np.ndarray, resets: np.ndarray, *, gamma: float, gae_lambda: float
+) -> np.ndarray:
+    """Returns the generalised advantage estimates [S16], `(steps, num_envs)`, with 0 in the reset rows.
+
+    A terminated episode is worth nothing after its end; one that was cut off is worth the value of its final
+    observation [P18]. NEXT_STEP mode hands that out as the observation of the reset row, so it is `values` one row on.
+
+    Args:
+        rollout: `rewards`, `terminated` and `dones` (terminated or truncated), each `(steps, num_envs)`.
+        values: `(steps + 1, num_envs)`, of the observation before each row, and of the one after the last row.
+        resets: `(steps, num_envs)` bool, from `reset_rows`. What the rollout holds in these rows is not used.
+        gamma: Discount factor.
+        gae_lambda: 0 trusts the values, 1 the rewards.
+    """
+    rewards, terminated, dones = rollout["rewards"], rollout["terminated"], rollout["dones"]
+    estimates, following = np.zeros_like(rewards), np.zeros_like(rewards[0])
+    for row in reversed(range(len(rewards))):
+        after = np.where(terminated[row], 0.0, gamma * values[row + 1])
+        later = np.where(dones[row], 0.0, gamma * gae_lambda * following)
+        estimates[row] = following = np.where(resets[row], 0.0, rewards[row] + after - values[row] + later)
+    return estimates
+
+
+def update(agent: Agent, optimizer: torch.optim.Optimizer, rollout: dict[str, np.ndarray], args: Args) -> None:
+    """Improves the agent by one rollout; its reset rows take no part. The value loss is not clipped [A21]."""
+    resets = reset_rows(rollout["dones"], rollout["previous_dones"])
+    kept = torch.as_tensor(~resets, device=args.device)
+    observations = torch.as_tensor(rollout["observations"], device=args.device)  # one row more than there are actions
+    actions = torch.as_tensor(rollout["actions"], device=args.device)[kept]
+    with torch.no_grad():
+        values = agent.value(observations).squeeze(-1)
+        observations = observations[:-1][kept]
+        old_log_probs = agent.log_prob(observations, actions)
+    estimates = advantages(rollout, values.cpu().numpy(), resets, gamma=args.gamma, gae_lambda=args.gae_lambda)
+    gains = torch.as_tensor(estimates, device=args.device)[kept]
+    returns = gains + values[:-1][kept]
+    for _ in range(args.epochs):
+        for rows in torch.randperm(len(actions)).to(args.device).tensor_split(args.minibatches):
+            ratios = (agent.log_prob(observations[rows], actions[rows]) - old_log_probs[rows]).exp()
+            scaled = (gains[rows] - gains[rows].mean()) / (gains[rows].std(correction=0) + 1e-8)  # [E20] [H22]
+            clipped = ratios.clamp(1 - args.clip, 1 + args.clip)
+            policy_loss = -torch.min(scaled * ratios, scaled * clipped).mean()  # [S17]
+            value_loss = 0.5 * (agent.value(observations[rows]).squeeze(-1) - returns[rows]).square().mean()
+            loss = policy_loss + args.value_weight * value_loss - args.entropy_weight * agent.entropy()
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # [E20]
+            optimizer.step()
+
+
+@torch.no_grad()
+def mean_actions(agent: Agent, observations: np.ndarray, device: str) -> torch.Tensor:
+    return agent.policy(torch.as_tensor(observations, dtype=torch.float32, device=device)).cpu()
+
+
+def evaluate(agent: Agent, normalizer: Any, args: Args, step: int) -> np.ndarray:
+    """Returns the true returns of `args.eval_episodes` episodes under the policy's mean actions.
+
+    A pure function of the policy, the normaliser and (seed, step), on envs of its own. It draws from no stream that
+    training draws from: cut off and redone, it changes nothing.
+    """
+    envs, frozen = make_envs(args, args.eval_episodes, "sync")
+    if frozen is not None:
+        frozen.obs_rms, frozen.update_running_mean = copy.deepcopy(normalizer.obs_rms), False
+    space, seed = envs.single_action_space, np.random.SeedSequence([args.seed, step]).generate_state(1)[0]
+    returns, running = np.zeros(args.eval_episodes), np.ones(args.eval_episodes, dtype=bool)
+    with contextlib.closing(envs):
+        observations, _ = envs.reset(seed=int(seed))
+        while running.any():  # one episode of each env: the first ones to end would be the short ones
+            actions = mean_actions(agent, observations, args.device).numpy()
+            observations, _, terminated, truncated, infos = envs.step(np.clip(actions, space.low, space.high))
+            ended = running & (terminated | truncated)
+            if ended.any():
+                returns[ended] = infos["episode"]["r"][ended]
+                running &= ~ended
+    return returns
+
+
+def train(args: Args) -> Agent:
+    """Runs the whole training and returns the agent."""
+    torch.set_num_threads(1)  # fastest for networks this small; and the order of sums, so the bits, depend on it
+    torch.manual_seed(args.seed)
+    envs, normalizer = make_envs(args, args.num_envs, args.vectorization)
+    space = envs.single_action_space
+    agent = Agent(envs.single_observation_space.shape[0], space.shape[0], args.initial_std).to(args.device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # eps [H22]
+    observations, _ = envs.reset(seed=args.seed)
+    loop = types.SimpleNamespace(step=0, observations=observations, dones=np.zeros(args.num_envs, dtype=bool))
+    batch = args.num_envs * args.rollout_steps  # [env steps] of one iteration, reset rows included
+    with contextlib.closing(envs):
+        first_step, started = loop.step, time.perf_counter()
+        while loop.step < args.total_steps:
+            # annealed [E20], by a function of the step alone: there is no scheduler to keep
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - loop.step / args.total_steps)
+
+            std = agent.log_std.detach().exp().cpu()
+            rows, previous_dones, episode_returns = [], loop.dones, []
+            for _ in range(args.rollout_steps):
+                row = {"observations": loop.observations.astype(np.float32)}
+                mean = mean_actions(agent, loop.observations, args.device)
+                row["actions"] = (mean + std * torch.randn(mean.shape)).numpy()
+                clipped = np.clip(row["actions"], space.low, space.high)  # for the env alone [H22]
+                loop.observations, rewards, terminated, truncated, infos = envs.step(clipped)
+                loop.dones = terminated | truncated
+                rows.append(row | {"rewards": rewards, "terminated": terminated, "dones": loop.dones})
+                if "episode" in infos:
+                    episode_returns.extend(infos["episode"]["r"][loop.dones])
+            rollout = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+            rollout["rewards"] = rollout["rewards"].astype(np.float32)
+            last = loop.observations[None].astype(np.float32)
+            rollout["observations"] = np.concatenate([rollout["observations"], last])
+            update(agent, optimizer, rollout | {"previous_dones": previous_dones}, args)
+            loop.step += batch
+
+            metrics = {"train/return": float(np.mean(episode_returns))} if episode_returns else {}
+            if args.eval_every and loop.step // args.eval_every > (loop.step - batch) // args.eval_every:
+                print(f"evaluating at step={loop.step}", flush=True)
+                returns = evaluate(agent, normalizer, args, loop.step)
+                metrics["eval/return"] = float(returns.mean())
+                print(f"eval step={loop.step} return={returns.mean():.1f} std={returns.std():.1f}", flush=True)
+            if loop.step // batch % 10 == 0:
+                speed = (loop.step - first_step) / (time.perf_counter() - started)
+                training = metrics.get("train/return", float("nan"))
+                print(f"step={loop.step} train/return={training:.1f} steps/s={speed:.0f}", flush=True)
+    print(f"complete step={loop.step}")
+    return agent
+
+
+if __name__ == "__main__":
+    train(parse_args())

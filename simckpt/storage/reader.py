@@ -1,0 +1,260 @@
+"""Reads files of a store by their index: opens, checks bounds, `preadv`, digest. libhdf5 is never asked.
+
+Nothing here writes, so a store on a read-only mount can be read; and nothing trusts what a record says: a symbolic
+link, a FIFO, a size that the file does not have or two leaves that overlap are refused before memory is allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simckpt.errors import DamagedError, FormatError, StorageError, StoreError
+from simckpt.state.leaf import Leaf
+from simckpt.state.tree import Encoded
+from simckpt.storage import digests, names, records
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# without O_NONBLOCK opening a FIFO would wait for a writer
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CHUNK = 64 << 20  # [bytes] of one preadv, whose limit is 2 GB
+
+
+@contextlib.contextmanager
+def opened(root: Path | int, *parts: str, folder: bool = False) -> Iterator[int]:
+    """Gives a descriptor of a file or folder below `root`, following no symbolic link below it.
+
+    Args:
+        root: a store's path, which may be a symbolic link itself, or a descriptor of a folder of the store.
+        parts: names, each a direct entry of the one before.
+        folder: whether the last part is a folder.
+
+    Raises:
+        FileNotFoundError: a part is missing.
+        FormatError: a part is a symbolic link, or not what belongs there.
+        StorageError: the disk or the permissions refuse.
+    """
+    held: list[int] = []
+    name = "/".join(parts)
+    try:
+        try:
+            current = root if isinstance(root, int) else os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if not isinstance(root, int):
+                held.append(current)
+            for place, part in enumerate(parts):
+                flags = _FOLDER if folder or place < len(parts) - 1 else _FILE
+                current = os.open(part, flags, dir_fd=current)
+                held.append(current)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                raise FormatError(f"{name} is a symbolic link or of another kind than what belongs there") from error
+            raise StorageError(f"{name} cannot be opened: {error.strerror}") from error
+        if not folder and not stat.S_ISREG(os.fstat(current).st_mode):
+            raise FormatError(f"{name} is not a regular file")
+        yield current
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def read_small(root: Path | int, *parts: str, limit: int) -> bytes:
+    """Returns a whole file of at most `limit` bytes.
+
+    Raises:
+        FileNotFoundError, FormatError, StorageError: as in `opened`; also a file larger than `limit`.
+    """
+    with opened(root, *parts) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size > limit:
+            raise FormatError(f"{'/'.join(parts)} has {size} bytes; a record of its kind has at most {limit}")
+        data = bytearray(size)
+        done = _read_into(descriptor, memoryview(data), 0)
+        return bytes(data[:done])
+
+
+def read_leaves(
+    folder: int, leaves: Sequence[records.LeafRecord], *, sizes: dict[str, int], path: Path
+) -> dict[str, Leaf]:
+    """Returns {path: leaf}, every byte verified.
+
+    Args:
+        folder: descriptor of the checkpoint's folder.
+        leaves: lines of its index.
+        sizes: {file: bytes} by the commit record.
+        path: the folder's path, for messages.
+
+    Raises:
+        DamagedError: naming all damaged leaves of the first damaged file: bytes differ, are missing or unreadable.
+        FormatError: leaves that overlap or lie outside of their file.
+        StorageError: not enough memory, or the permissions refuse.
+    """
+    files = {
+        name: [leaf for leaf in leaves if leaf.file == name] for name in dict.fromkeys(leaf.file for leaf in leaves)
+    }
+    for name, chosen in files.items():
+        _check_bounds(chosen, sizes.get(name), path / name)
+    _check_memory(sum(leaf.size for leaf in leaves))
+    result: dict[str, Leaf] = {}
+    for name, chosen in files.items():
+        result.update(_read_file(folder, name, chosen, sizes[name], path / name))
+    return result
+
+
+def _read_file(folder: int, file: str, leaves: Sequence[records.LeafRecord], size: int, path: Path) -> dict[str, Leaf]:
+    every = [leaf.path for leaf in leaves]
+    try:
+        with opened(folder, file) as descriptor:
+            found = os.fstat(descriptor).st_size
+            result, damaged = {}, []
+            for leaf in leaves:
+                within = leaf.offset is None or leaf.offset + leaf.size <= found
+                array = _read_leaf(descriptor, leaf) if within else None
+                if array is None:
+                    damaged.append(leaf.path)
+                else:
+                    result[leaf.path] = Leaf(array, leaf.dtype, leaf.shape, leaf.kind)
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path} is missing", path=path, leaves=every) from error
+    if damaged:
+        raise damage(path, damaged, "" if found == size else f" (it has {found} of {size} bytes)")
+    return result
+
+
+def damage(path: Path, leaves: Sequence[str], length: str = "") -> DamagedError:
+    """Returns the error that names the damaged leaves of a file."""
+    return DamagedError(
+        f"{path} is damaged{length}: the bytes of {_enumerate(leaves)} are not those that were saved; "
+        f"restore another checkpoint",
+        path=path,
+        leaves=leaves,
+    )
+
+
+def _enumerate(paths: Sequence[str]) -> str:
+    shown = ", ".join(paths[:5])
+    return shown if len(paths) <= 5 else f"{shown} and {len(paths) - 5} more leaves"
+
+
+def _read_leaf(descriptor: int, leaf: records.LeafRecord) -> np.ndarray[Any, Any] | None:
+    """Returns the leaf's array, or None if its bytes are missing, unreadable or wrong."""
+    try:
+        array = np.empty(leaf.stored_shape, leaf.stored_dtype())
+    except ValueError as error:
+        raise FormatError(f"the shape of {leaf.path!r} is beyond numpy: {error}") from error
+    except MemoryError as error:
+        raise StorageError(f"the leaf {leaf.path!r} of {leaf.size} bytes does not fit into memory") from error
+    if leaf.offset is None:
+        return array if digests.matches(b"", leaf.digest) else None
+    view = array.reshape(-1).view(np.uint8).data
+    try:
+        done = _read_into(descriptor, view, leaf.offset)
+    except OSError:
+        return None
+    return array if done == leaf.size and digests.matches(view, leaf.digest) else None
+
+
+def _read_into(descriptor: int, view: memoryview, offset: int) -> int:
+    """Returns how many bytes were read before the file's end; an I/O error is tried once more."""
+    done, failed = 0, False
+    while done < view.nbytes:
+        try:
+            step = os.preadv(descriptor, [view[done : done + _CHUNK]], offset + done)
+        except OSError:
+            if failed:
+                raise
+            failed = True
+            continue
+        if step == 0:
+            break
+        done += step
+    return done
+
+
+def _check_bounds(leaves: Iterable[records.LeafRecord], size: int | None, path: Path) -> None:
+    if size is None:
+        raise FormatError(f"the index refers to {path}, which the commit record does not name")
+    position = 0
+    for offset, length, name in sorted(
+        (leaf.offset, leaf.size, leaf.path) for leaf in leaves if leaf.offset is not None
+    ):
+        if offset < position:
+            raise FormatError(f"{path}: the leaf {name!r} overlaps another one")
+        position = offset + length
+    if position > size:
+        raise FormatError(f"{path}: a leaf ends at byte {position} of a file of {size}")
+
+
+def _check_memory(needed: int) -> None:
+    # a restore that cannot succeed must not drive the machine into its out-of-memory killer
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise StorageError(f"{needed} bytes are to be read and this machine has {available} bytes of memory")
+
+
+def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[records.LeafRecord], *, path: Path) -> None:
+    """Verifies what lies outside of all leaves: HDF5's own metadata, which a restore does not need.
+
+    Raises:
+        DamagedError: these bytes or the file's size differ.
+        FormatError: leaves that overlap.
+    """
+    chosen = [leaf for leaf in leaves if leaf.file == file.name]
+    _check_bounds(chosen, file.size, path / file.name)
+    hasher = digests.Hasher(file.digest.partition(":")[0])
+    try:
+        with opened(folder, file.name) as descriptor:
+            whole = os.fstat(descriptor).st_size == file.size
+            position = 0
+            spans = sorted((leaf.offset, leaf.offset + leaf.size) for leaf in chosen if leaf.offset is not None)
+            for start, stop in [*spans, (file.size, file.size)]:
+                _digest_span(descriptor, hasher, position, start)
+                position = stop
+    except (FileNotFoundError, OSError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise DamagedError(f"{path / file.name} is missing or unreadable", path=path / file.name) from error
+    if not whole or hasher.digest() != file.digest:
+        raise DamagedError(
+            f"{path / file.name} is damaged outside of its leaves: viewers may fail, a restore needs none of it",
+            path=path / file.name,
+        )
+
+
+def _digest_span(descriptor: int, hasher: digests.Hasher, start: int, stop: int) -> None:
+    while start < stop:
+        data = os.pread(descriptor, min(stop - start, 1 << 20), start)
+        if not data:
+            return
+        hasher.update(data)
+        start += len(data)
+
+
+def assemble(leaves: dict[str, Leaf]) -> dict[str, Encoded]:
+    """Returns {component: encoded} of the leaves of whole components.
+
+    Raises:
+        FormatError: a component without its structure.
+    """
+    structures: dict[str, bytes] = {}
+    parts: dict[str, dict[str, Leaf]] = {}
+    for path, leaf in leaves.items():
+        component, _, key = path.partition("/")
+        if key == names.STRUCTURE:
+            structures[component] = leaf.data.tobytes().rstrip(b" ")
+        else:
+            parts.setdefault(component, {})[key] = leaf
+    if not parts.keys() <= structures.keys():
+        raise FormatError(f"the components {sorted(parts.keys() - structures.keys())} have no structure")
+    return {
+        names.decode_part(component): Encoded(parts.get(component, {}), structure)
+        for component, structure in structures.items()
+    }

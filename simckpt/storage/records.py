@@ -1,0 +1,463 @@
+"""The records of a store as frozen values; FORMAT.md describes each with an example.
+
+Every record has `to_bytes()`; `parse_*` reads one back strictly: digest, types, bounds and the rules that tie fields.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simckpt.errors import ConfigurationError, FormatError
+from simckpt.storage import names, sealed
+
+COMMIT_LIMIT = 4096  # [bytes]; listing thousands of checkpoints reads one such record each
+RECORD_LIMIT = 1 << 20  # [bytes] of store.json, run.json and a writer's owner.json
+INDEX_LIMIT = 1 << 28  # [bytes] of leaves.json: a million leaves
+
+KINDS = ("save", "rollback", "import")
+_FILE_NAME = re.compile(r"state\.h5|leaves\.json|shard-[0-9]{5}-of-[0-9]{5}\.h5|leaves-[0-9]{5}\.json")
+_PART = re.compile(r"[^/\0]+")
+# numpy's own names with the byte order; everything else is stored as one of these (see simckpt/state/arrays.py)
+_STORED = re.compile(r"[<>|](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32)|S[1-9][0-9]{0,5})")
+_MAX_DIMENSIONS = 32  # HDF5's limit
+
+
+@dataclass(frozen=True)
+class StoreRecord:
+    """`store.json`: what makes a folder a store.
+
+    Attributes:
+        id: random identity.
+        created: [s since 1970, UTC].
+        requires: features without which a reader must refuse the store.
+    """
+
+    id: str
+    created: float
+    requires: tuple[str, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """Returns the record as written to disk."""
+        fields = {"requires": list(self.requires), "id": self.id, "created": sealed.time_to_json(self.created)}
+        return sealed.seal("store", fields)
+
+
+def parse_store(data: bytes, path: object) -> StoreRecord:
+    """Returns the record of a `store.json`; raises DamagedError, FormatError or UnsupportedFormatError."""
+    fields = sealed.unseal(data, "store", path=path)
+    return StoreRecord(fields.id("id"), fields.time("created"), fields.texts("requires"))
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """`run.json`: what holds for a whole run.
+
+    Attributes:
+        id: random identity; stays when the record is replaced.
+        name: the label, which is the folder's name as well.
+        created: [s since 1970, UTC].
+        hyperparameters: bool, int, float, str, None, and lists, tuples and dicts of these; types are kept.
+        origin: id of the checkpoint that the run started from, or None.
+        experiment: id shared by runs that belong together.
+        git: {"commit": ..., "dirty": ...} or None outside of a working tree.
+        versions: {package: version}, at the run's start.
+        host: the machine it was started on.
+    """
+
+    id: str
+    name: str
+    created: float
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    origin: str | None = None
+    experiment: str | None = None
+    git: Mapping[str, Any] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Returns the record as written to disk.
+
+        Raises:
+            ConfigurationError: a hyperparameter of a type that a record cannot hold, by name.
+        """
+        fields = {
+            "id": self.id,
+            "name": self.name,
+            "created": sealed.time_to_json(self.created),
+            "hyperparameters": _values_to_json("hyperparameter", self.hyperparameters),
+            "origin": self.origin,
+            "experiment": self.experiment,
+            "git": None if self.git is None else _values_to_json("git field", self.git),
+            "versions": dict(self.versions),
+            "host": self.host,
+        }
+        return sealed.seal("run", fields)
+
+
+def parse_run(data: bytes, path: object) -> RunRecord:
+    """Returns the record of a `run.json`; raises DamagedError, FormatError or UnsupportedFormatError."""
+    fields = sealed.unseal(data, "run", path=path)
+    return RunRecord(
+        id=fields.id("id"),
+        name=fields.text("name", names.RUN_NAME),
+        created=fields.time("created"),
+        hyperparameters=fields.values("hyperparameters"),
+        origin=fields.optional("origin", fields.id),
+        experiment=fields.optional("experiment", fields.text),
+        git=fields.optional("git", fields.values),
+        versions=fields.string_map("versions"),
+        host=fields.text("host"),
+    )
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of a checkpoint, as its commit record vouches for it.
+
+    Attributes:
+        name: within the checkpoint's folder.
+        size: [bytes].
+        digest: of the whole file if `covers` is "file"; of the bytes outside of all leaves, in order, if "metadata":
+            a leaf's own digest is in the index, so that every byte of a file is covered exactly once.
+        covers: "file" or "metadata".
+    """
+
+    name: str
+    size: int
+    digest: str
+    covers: str
+
+
+@dataclass(frozen=True)
+class CommitDraft:
+    """What the caller knows of a checkpoint before it is written.
+
+    Attributes:
+        parent: id of the checkpoint it continues, or None for a run's first.
+        step: [env steps] or whatever the training loop counts.
+        metrics: {name: float}; NaN and infinities are kept.
+        kind: "save", "rollback" or "import".
+        id: random identity; made if None.
+        versions: {package: version} of the process that saves.
+        host: the machine that saves.
+        rollback: for the kind "rollback" alone: {"abandoned": id, "level": int, "changes": {...}}.
+    """
+
+    parent: str | None
+    step: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    kind: str = "save"
+    id: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    rollback: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """`commit.json` of a checkpoint.
+
+    Attributes:
+        id: random identity.
+        run: id of its run.
+        seq: commit number in the run, consecutive from 1; also the folder's name.
+        parent, kind, step, metrics, versions, host, rollback: see `CommitDraft`.
+        created: [s since 1970, UTC].
+        files: of its folder, with sizes and digests.
+        segments: ids of the segments it refers to; none are written by this version.
+    """
+
+    id: str
+    run: str
+    seq: int
+    parent: str | None
+    kind: str
+    step: int
+    created: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    files: tuple[FileRecord, ...] = ()
+    segments: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    rollback: Mapping[str, Any] | None = None
+
+    def file(self, name: str) -> FileRecord:
+        """Returns the record of one of the checkpoint's files; raises FormatError if there is none."""
+        for record in self.files:
+            if record.name == name:
+                return record
+        raise FormatError(f"checkpoint {self.id} has no file {name!r}")
+
+    def to_bytes(self) -> bytes:
+        """Returns the record as written to disk, at most 4 KB.
+
+        Raises:
+            ConfigurationError: the metrics, versions or changes do not fit.
+        """
+        fields = {
+            "id": self.id,
+            "run": self.run,
+            "seq": self.seq,
+            "parent": self.parent,
+            "kind": self.kind,
+            "step": self.step,
+            "created": sealed.time_to_json(self.created),
+            "metrics": _metrics_to_json(self.metrics),
+            "files": {file.name: _file_to_json(file) for file in self.files},
+            "segments": list(self.segments),
+            "versions": dict(self.versions),
+            "host": self.host,
+        }
+        if self.rollback is not None:
+            fields["rollback"] = _values_to_json("change", self.rollback)
+        data = sealed.seal("commit", fields)
+        if len(data) > COMMIT_LIMIT:
+            raise ConfigurationError(
+                f"the commit record of step {self.step} needs {len(data)} bytes and may have {COMMIT_LIMIT}: "
+                f"give it fewer metrics than {len(self.metrics)}",
+                keys=list(self.metrics),
+            )
+        return data
+
+
+@dataclass(frozen=True)
+class TombstoneRecord:
+    """`commit.json` of a checkpoint that was pruned: its place in the lineage, without its state.
+
+    Attributes:
+        id, run, seq, parent, kind, step, created, metrics: of the checkpoint that was here.
+        pruned: when [s since 1970, UTC].
+        reason: why, for people.
+    """
+
+    id: str
+    run: str
+    seq: int
+    parent: str | None
+    kind: str
+    step: int
+    created: float
+    metrics: Mapping[str, float]
+    pruned: float
+    reason: str
+
+    def to_bytes(self) -> bytes:
+        """Returns the record as written to disk."""
+        fields = {
+            "id": self.id,
+            "run": self.run,
+            "seq": self.seq,
+            "parent": self.parent,
+            "kind": self.kind,
+            "step": self.step,
+            "created": sealed.time_to_json(self.created),
+            "metrics": _metrics_to_json(self.metrics),
+            "pruned": sealed.time_to_json(self.pruned),
+            "reason": self.reason,
+        }
+        return sealed.seal("tombstone", fields)
+
+
+def parse_commit(data: bytes, path: object, *, seq: int) -> CommitRecord | TombstoneRecord:
+    """Returns the record of a `commit.json`: of a checkpoint, or of what was one.
+
+    Args:
+        data: the whole file.
+        path: where it was, for messages.
+        seq: the number that its folder's name gives.
+
+    Raises:
+        DamagedError, UnsupportedFormatError, FormatError: as in `sealed.unseal`; also a number other than `seq`.
+    """
+    if b'"format": "simckpt tombstone"' in data[:64]:
+        fields = sealed.unseal(data, "tombstone", path=path)
+    else:
+        fields = sealed.unseal(data, "commit", path=path)
+    if fields.integer("seq", minimum=1) != seq:
+        raise FormatError(f"{path} is the record of commit {fields.integer('seq')}: a folder was renamed or copied")
+    common: dict[str, Any] = {
+        "id": fields.id("id"),
+        "run": fields.id("run"),
+        "seq": seq,
+        "parent": fields.optional("parent", fields.id),
+        "kind": fields.text("kind"),
+        "step": fields.integer("step"),
+        "created": fields.time("created"),
+        "metrics": fields.floats("metrics"),
+    }
+    if common["kind"] not in KINDS:
+        raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
+    if fields.text("format") == "simckpt tombstone":
+        return TombstoneRecord(**common, pruned=fields.time("pruned"), reason=fields.text("reason"))
+    return CommitRecord(
+        **common,
+        files=_parse_files(fields),
+        segments=fields.texts("segments"),
+        versions=fields.string_map("versions"),
+        host=fields.text("host"),
+        rollback=fields.optional("rollback", fields.values),
+    )
+
+
+def _parse_files(fields: sealed.Fields) -> tuple[FileRecord, ...]:
+    files = []
+    entries = fields.object("files")
+    for name in entries.content:
+        if not _FILE_NAME.fullmatch(name):
+            raise FormatError(f"{fields.path}: {name[:80]!r} is not the name of a checkpoint's file")
+        entry = entries.object(name)
+        covers = "file" if "digest" in entry.content else "metadata"
+        digest = entry.digest("digest" if covers == "file" else "metadata")
+        files.append(FileRecord(name, entry.integer("size"), digest, covers))
+    return tuple(files)
+
+
+def _file_to_json(file: FileRecord) -> dict[str, Any]:
+    return {"size": file.size, "digest" if file.covers == "file" else "metadata": file.digest}
+
+
+@dataclass(frozen=True)
+class LeafRecord:
+    """One line of the index: where a leaf lies and what it is.
+
+    Attributes:
+        path: component and path, "envs/physics/qpos", percent-encoded parts.
+        kind: how it comes back: "numpy", "torch", another registered kind, or "structure" for `<component>/_tree`.
+        dtype: the true dtype's name, such as "bfloat16".
+        shape: the true shape.
+        stored: numpy's name of the dtype in the file, with byte order, such as "<u2".
+        stored_shape: the shape in the file; for all but strings it is `shape`.
+        file: which file of the checkpoint's folder.
+        offset: [bytes] from the file's start; None for an empty leaf.
+        size: [bytes].
+        digest: of these bytes.
+    """
+
+    path: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored: str
+    stored_shape: tuple[int, ...]
+    file: str
+    offset: int | None
+    size: int
+    digest: str
+
+    @property
+    def component(self) -> str:
+        """The component's name, decoded."""
+        return names.decode_part(self.path.partition("/")[0])
+
+    @property
+    def key(self) -> str:
+        """The path within the component."""
+        return self.path.partition("/")[2]
+
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Returns the dtype of the bytes in the file."""
+        return dtype_from_json(self.stored)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the line of the index."""
+        line: dict[str, Any] = {
+            "path": self.path,
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "stored": self.stored,
+            "file": self.file,
+            "offset": self.offset,
+            "size": self.size,
+            "digest": self.digest,
+        }
+        if self.stored_shape != self.shape:
+            line["stored_shape"] = list(self.stored_shape)
+        return line
+
+
+def seal_index(leaves: list[LeafRecord]) -> bytes:
+    """Returns the bytes of a `leaves.json`."""
+    return sealed.seal("index", {}, rows=("leaves", [leaf.to_json() for leaf in leaves]))
+
+
+def parse_index(data: bytes, path: object) -> dict[str, LeafRecord]:
+    """Returns {path: leaf} of a `leaves.json`, in the order of the file.
+
+    A leaf's size equals its stored shape times its item size; whether it lies within its file is the reader's to check.
+
+    Raises:
+        DamagedError, UnsupportedFormatError, FormatError: as in `sealed.unseal`; also two leaves of one path.
+    """
+    leaves: dict[str, LeafRecord] = {}
+    for fields in sealed.unseal(data, "index", path=path).objects("leaves"):
+        leaf = _parse_leaf(fields)
+        if leaf.path in leaves:
+            raise FormatError(f"{path} lists {leaf.path!r} twice")
+        leaves[leaf.path] = leaf
+    return leaves
+
+
+def _parse_leaf(fields: sealed.Fields) -> LeafRecord:
+    path = fields.text("path")
+    parts = path.split("/")
+    if len(parts) < 2 or not all(_PART.fullmatch(part) and part not in (".", "..") for part in parts):
+        raise fields.wrong("path", "a component and a path in it")
+    shape = fields.integers("shape")
+    stored_shape = fields.integers("stored_shape", limit=_MAX_DIMENSIONS) if "stored_shape" in fields.content else shape
+    leaf = LeafRecord(
+        path=path,
+        kind=fields.text("kind", limit=200),
+        dtype=fields.text("dtype"),
+        shape=shape,
+        stored=fields.text("stored", limit=20),
+        stored_shape=stored_shape,
+        file=fields.text("file", _FILE_NAME),
+        offset=fields.optional("offset", fields.integer),
+        size=fields.integer("size"),
+        digest=fields.digest("digest"),
+    )
+    if leaf.size != math.prod(stored_shape) * leaf.stored_dtype().itemsize:
+        raise FormatError(f"{fields.path}: the size of {path!r} does not follow from its shape and dtype")
+    if (leaf.offset is None) != (leaf.size == 0):
+        raise fields.wrong("offset", "null for an empty leaf, and for no other")
+    return leaf
+
+
+def dtype_to_json(dtype: np.dtype[Any]) -> str:
+    """Returns the name of a stored dtype, byte order included.
+
+    Raises:
+        FormatError: a dtype that cannot lie in a file, such as one of Python objects.
+    """
+    return dtype_from_json(dtype.str).str
+
+
+def dtype_from_json(stored: str) -> np.dtype[Any]:
+    """Returns the dtype that `dtype_to_json` named; raises FormatError for any other text. Evaluates nothing."""
+    if _STORED.fullmatch(stored):
+        try:
+            return np.dtype(stored)
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"{stored!r} is not a stored dtype: {error}") from error
+    raise FormatError(f"{stored[:80]!r} is not the dtype of a leaf in a file")
+
+
+def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, Any]:
+    return {name: sealed.to_json(float(value)) for name, value in metrics.items()}
+
+
+def _values_to_json(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    result = {}
+    for name, value in values.items():
+        try:
+            result[name] = sealed.to_json(value)
+        except TypeError as error:
+            raise ConfigurationError(f"the {what} {name!r} cannot be kept in a record: {error}", keys=[name]) from error
+    return result

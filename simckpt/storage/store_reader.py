@@ -1,0 +1,321 @@
+"""Reading a store: runs, records, indexes, leaves, the log. Nothing here writes, so a read-only mount is enough."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simckpt.errors import (
+    CheckpointNotFoundError,
+    DamagedError,
+    FormatError,
+    LeafNotFoundError,
+    RunNotFoundError,
+    StorageError,
+    StoreError,
+)
+from simckpt.state.leaf import Leaf
+from simckpt.state.tree import Encoded
+from simckpt.storage import digests, names, reader
+from simckpt.storage import records as record_types
+from simckpt.storage.records import CommitRecord, LeafRecord, RunRecord, StoreRecord, TombstoneRecord
+
+STORE_FILE = "store.json"
+RUN_FILE = "run.json"
+INDEX_FILE = "leaves.json"
+COMMIT_FILE = "commit.json"
+EVENTS_FILE = "events.jsonl"
+EVENTS_LIMIT = 1 << 28  # [bytes] of a log that are read
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a checkpoint holds, without its arrays; iterates over the records of its leaves.
+
+    Attributes:
+        commit: its record.
+        leaves: {path: leaf}, in the order of the file; each component's structure is the leaf `<component>/_tree`.
+    """
+
+    commit: CommitRecord
+    leaves: Mapping[str, LeafRecord]
+
+    def __iter__(self) -> Iterator[LeafRecord]:
+        return iter(self.leaves.values())
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The names of the components."""
+        return tuple(dict.fromkeys(leaf.component for leaf in self))
+
+
+class StoreReader:
+    """A store on disk, for reading.
+
+    Attributes:
+        path: the store's folder, symbolic links resolved.
+        record: of `store.json`.
+    """
+
+    def __init__(self, path: Path, record: StoreRecord) -> None:
+        self.path = path
+        self.record = record
+
+    @property
+    def id(self) -> str:
+        """The store's random identity."""
+        return self.record.id
+
+    def runs(self) -> list[str]:
+        """Returns the names of the runs, sorted. A folder in which no run was recorded yet is none."""
+        try:
+            with reader.opened(self.path, "runs", folder=True) as folder, os.scandir(folder) as entries:
+                found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+                return sorted(name for name in found if names.is_run_name(name) and _exists(folder, name, RUN_FILE))
+        except FileNotFoundError:
+            return []
+
+    def read_run(self, run: str) -> RunRecord:
+        """Returns the record of a run.
+
+        Raises:
+            InvalidNameError: a name that no run can have.
+            RunNotFoundError: with the names that are near.
+            DamagedError, FormatError: the record cannot be trusted, or is missing from a run with checkpoints.
+        """
+        names.check_run_name(run)
+        path = self.path / "runs" / run / RUN_FILE
+        try:
+            data = reader.read_small(self.path, "runs", run, RUN_FILE, limit=record_types.RECORD_LIMIT)
+        except FileNotFoundError as error:
+            with contextlib.suppress(FileNotFoundError), self._opened(run) as folder:
+                if _sequence(folder):
+                    raise DamagedError(f"{path} is missing", path=path) from error
+            raise self._no_run(run) from error
+        record = record_types.parse_run(data, path)
+        if record.name != run:
+            raise FormatError(f"{path} is the record of run {record.name!r}: a folder was renamed or copied")
+        return record
+
+    def records(
+        self, run: str, *, damaged: dict[int, StoreError] | None = None
+    ) -> list[CommitRecord | TombstoneRecord]:
+        """Returns the records of a run's checkpoints and of those that were pruned, in the order of commits.
+
+        Args:
+            run: the run's name.
+            damaged: receives {seq: error} of records that cannot be read, so that one of them does not hide the
+                others; without it the first is raised.
+        """
+        names.check_run_name(run)
+        found: list[CommitRecord | TombstoneRecord] = []
+        try:
+            with self._opened(run) as folder:
+                for seq in _sequence(folder):
+                    try:
+                        found.append(self._commit_record(folder, run, seq))
+                    except StoreError as error:
+                        if damaged is None:
+                            raise
+                        damaged[seq] = error
+        except FileNotFoundError:
+            self._run_folder(run)
+        return found
+
+    def sequence(self, run: str) -> list[int]:
+        """Returns the commit numbers of a run, in order, those of damaged and pruned checkpoints included."""
+        names.check_run_name(run)
+        try:
+            with self._opened(run) as folder:
+                return _sequence(folder)
+        except FileNotFoundError:
+            self._run_folder(run)
+            return []
+
+    def index(self, run: str, seq: int) -> Index:
+        """Returns what a checkpoint holds, without reading its arrays.
+
+        Raises:
+            CheckpointNotFoundError: no such number, or it was pruned.
+            DamagedError, FormatError: the record or the index cannot be trusted.
+        """
+        with self._checkpoint(run, seq) as (_, index):
+            return index
+
+    def read(self, run: str, seq: int, components: Iterable[str] | None = None) -> dict[str, Encoded]:
+        """Returns {component: encoded state} of a checkpoint, every byte verified.
+
+        Args:
+            run: the run's name.
+            seq: commit number.
+            components: which; all of them if None.
+
+        Raises:
+            CheckpointNotFoundError: no such number, or it was pruned.
+            LeafNotFoundError: a component that the checkpoint lacks.
+            DamagedError: naming every damaged leaf.
+            FormatError: records that break a rule.
+            StorageError: not enough memory, or the permissions refuse.
+        """
+        with self._checkpoint(run, seq) as (folder, index):
+            chosen = set(index.components if components is None else components)
+            if missing := sorted(chosen - set(index.components)):
+                raise LeafNotFoundError(
+                    f"checkpoint {seq} of run {run!r} has no component {', '.join(map(repr, missing))}; "
+                    f"it has {', '.join(index.components)}"
+                )
+            leaves = [leaf for leaf in index if leaf.component in chosen]
+            return reader.assemble(self._leaves(run, folder, index, leaves))
+
+    def read_leaf(self, run: str, seq: int, path: str) -> Leaf:
+        """Returns one leaf, verified; see `read_leaves`."""
+        return self.read_leaves(run, seq, [path])[path]
+
+    def read_leaves(self, run: str, seq: int, paths: Iterable[str]) -> dict[str, Leaf]:
+        """Returns {path: leaf}, every byte verified; nothing else of the checkpoint's state is read.
+
+        Raises:
+            LeafNotFoundError: with the paths that are near.
+            CheckpointNotFoundError, DamagedError, FormatError, StorageError: as in `read`.
+        """
+        with self._checkpoint(run, seq) as (folder, index):
+            leaves = []
+            for path in paths:
+                if path not in index.leaves:
+                    near = difflib.get_close_matches(path, index.leaves, 3)
+                    hint = f"; near ones: {', '.join(near)}" if near else ""
+                    raise LeafNotFoundError(f"checkpoint {seq} of run {run!r} has no leaf {path!r}{hint}")
+                leaves.append(index.leaves[path])
+            return self._leaves(run, folder, index, leaves)
+
+    def verify(self, run: str, seq: int) -> Index:
+        """Returns the index after every byte of every file of the checkpoint was compared with its digest.
+
+        Raises:
+            DamagedError: naming every damaged leaf; none if the damage is outside of leaves.
+            CheckpointNotFoundError, FormatError, StorageError: as in `read`.
+        """
+        with self._checkpoint(run, seq) as (folder, index):
+            path = self._checkpoint_path(run, seq)
+            damaged: list[str] = []
+            for leaf in index:
+                # one by one: the memory needed is that of the largest leaf
+                try:
+                    self._leaves(run, folder, index, [leaf])
+                except DamagedError as error:
+                    damaged.extend(error.leaves)
+            if damaged:
+                raise reader.damage(path, damaged)
+            for file in index.commit.files:
+                if file.covers == "metadata":
+                    reader.check_rest(folder, file, index, path=path)
+            return index
+
+    def events(self, run: str) -> list[dict[str, Any]]:
+        """Returns the run's log; lines torn by a crash are left out."""
+        self._run_folder(run)
+        try:
+            data = reader.read_small(self.path, "runs", run, EVENTS_FILE, limit=EVENTS_LIMIT)
+        except FileNotFoundError:
+            return []
+        events = []
+        for line in data.splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    events.append(event)
+        return events
+
+    def _run_folder(self, run: str) -> Path:
+        names.check_run_name(run)
+        try:
+            with reader.opened(self.path, "runs", run, folder=True):
+                return self.path / "runs" / run
+        except FileNotFoundError as error:
+            raise self._no_run(run) from error
+
+    def _no_run(self, run: str) -> RunNotFoundError:
+        known = self.runs()
+        near = difflib.get_close_matches(run, known, 3) or known[:3]
+        hint = f"did you mean {', '.join(near)}?" if near else "it has no runs yet"
+        return RunNotFoundError(f"the store {self.path} has no run {run!r}; {hint}")
+
+    def _checkpoint_path(self, run: str, seq: int) -> Path:
+        return self.path / "runs" / run / "checkpoints" / names.sequence_name(seq)
+
+    def _opened(self, run: str) -> contextlib.AbstractContextManager[int]:
+        return reader.opened(self.path, "runs", run, "checkpoints", folder=True)
+
+    @contextlib.contextmanager
+    def _checkpoint(self, run: str, seq: int) -> Iterator[tuple[int, Index]]:
+        """Gives a descriptor of a checkpoint's folder, and its index."""
+        record = self._record_of(run, seq)
+        if isinstance(record, TombstoneRecord):
+            raise CheckpointNotFoundError(
+                f"checkpoint {seq} of run {run!r} (step {record.step}) was pruned: {record.reason}"
+            )
+        path = self._checkpoint_path(run, seq)
+        try:
+            with self._opened(run) as checkpoints, reader.opened(checkpoints, path.name, folder=True) as folder:
+                yield folder, Index(record, _read_index(folder, record, path / INDEX_FILE))
+        except FileNotFoundError as error:
+            raise DamagedError(f"{path} is missing: it was removed while it was read", path=path) from error
+
+    def _record_of(self, run: str, seq: int) -> CommitRecord | TombstoneRecord:
+        names.check_run_name(run)
+        try:
+            with self._opened(run) as checkpoints:
+                if seq in _sequence(checkpoints):
+                    return self._commit_record(checkpoints, run, seq)
+        except FileNotFoundError:
+            self._run_folder(run)
+        raise CheckpointNotFoundError(f"run {run!r} has no checkpoint number {seq}")
+
+    def _commit_record(self, checkpoints: int, run: str, seq: int) -> CommitRecord | TombstoneRecord:
+        # text, not Path: listing ten thousand checkpoints comes through here
+        name = names.sequence_name(seq)
+        path = f"{self.path}/runs/{run}/checkpoints/{name}/{COMMIT_FILE}"
+        try:
+            data = reader.read_small(checkpoints, name, COMMIT_FILE, limit=record_types.COMMIT_LIMIT)
+        except FileNotFoundError as error:
+            raise DamagedError(f"{path} is missing", path=path) from error
+        return record_types.parse_commit(data, path, seq=seq)
+
+    def _leaves(self, run: str, folder: int, index: Index, leaves: list[LeafRecord]) -> dict[str, Leaf]:
+        sizes = {file.name: file.size for file in index.commit.files}
+        return reader.read_leaves(folder, leaves, sizes=sizes, path=self._checkpoint_path(run, index.commit.seq))
+
+
+def _read_index(folder: int, record: CommitRecord, path: Path) -> dict[str, LeafRecord]:
+    file = record.file(INDEX_FILE)
+    try:
+        data = reader.read_small(folder, INDEX_FILE, limit=record_types.INDEX_LIMIT)
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path} is missing", path=path) from error
+    if len(data) != file.size or not digests.matches(data, file.digest):
+        raise DamagedError(f"{path} is damaged: its bytes differ from the digest in {COMMIT_FILE}", path=path)
+    return record_types.parse_index(data, path)
+
+
+def _sequence(checkpoints: int) -> list[int]:
+    """Returns the commit numbers in a folder, in order; anything else in it is not simckpt's."""
+    try:
+        with os.scandir(checkpoints) as entries:
+            found = [entry.name for entry in entries]
+    except OSError as error:
+        raise StorageError(f"a run's checkpoints cannot be listed: {error.strerror}") from error
+    return sorted(int(name) for name in found if names.SEQUENCE.fullmatch(name) and int(name))
+
+
+def _exists(folder: int, *parts: str) -> bool:
+    try:
+        os.stat("/".join(parts), dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""Folders for unfinished work: `tmp/<who makes it>`, and sweeping those whose makers are dead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from simckpt.errors import SimckptError
+from simckpt.storage import durable, processes
+
+UNKNOWN_AGE = 86_400.0  # [s] after which work of a process that cannot be looked at from here counts as left over
+
+
+class WorkFolders:
+    """Makes and sweeps folders in a store's `tmp/`; their names say which process made them."""
+
+    def __init__(self, disk: durable.Disk, root: Path) -> None:
+        self._disk = disk
+        self._root = root
+
+    def make(self) -> Path:
+        """Returns a new empty folder, on the store's file system, so that what is in it can be renamed into place."""
+        parent = durable.make_folders(self._disk, self._root, "tmp")
+        path = parent / processes.this_process().token(secrets.token_hex(4))
+        with durable.translated(path):
+            self._disk.make_folder(path)
+        return path
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[Path]:
+        """Gives a new folder, and removes what is left of it after the block; if that fails, it is swept later."""
+        path = self.make()
+        try:
+            yield path
+        finally:
+            with contextlib.suppress(SimckptError):
+                durable.remove_tree(self._disk, path)
+
+    def sweep(self, finish: Callable[[Path], None]) -> list[str]:
+        """Removes left-over folders in `tmp/` and `trash/`, and returns their names.
+
+        What a living process made stays, as does for a day what a process made that cannot be looked at from here.
+
+        Args:
+            finish: called with each folder before it is removed, to end what its maker had begun.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        swept = []
+        for place in ("tmp", "trash"):
+            for path in _folders(self._root / place):
+                if self._is_left_over(path):
+                    finish(path)
+                    durable.remove_tree(self._disk, path)
+                    swept.append(f"{place}/{path.name}")
+        return swept
+
+    def _is_left_over(self, path: Path) -> bool:
+        maker = processes.Process.from_token(path.name)
+        alive = maker.is_alive() if maker else None
+        if alive is not None:
+            return not alive
+        with contextlib.suppress(OSError), self.made() as probe:
+            # both times come from the file system, so the machines' clocks need not agree
+            return probe.lstat().st_mtime - path.lstat().st_mtime >= UNKNOWN_AGE
+        return False
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []

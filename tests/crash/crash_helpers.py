@@ -1,0 +1,137 @@
+"""Disks that fail, tear and kill at their n-th operation, and what must hold afterwards."""
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+
+from simckpt.state.leaf import Leaf
+from simckpt.state.tree import Encoded
+from simckpt.storage import CommitDraft, CommitRecord, RunRecord, StoreFiles
+from simckpt.storage.durable import Disk
+
+RUN = "run"
+OPERATIONS = sorted(name for name in vars(Disk) if not name.startswith("_"))
+
+
+class FaultyDisk(Disk):
+    """Counts its operations and, once armed, does something else at one of them.
+
+    Attributes:
+        calls: the names of the operations since it was armed.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._at, self._sticky, self._fault = 0, False, None
+
+    def arm(self, fault=None, *, at: int = 0, sticky: bool = False) -> None:
+        """`fault(disk, name, arguments)` is called before operation number `at` (from 1), or at all from it on."""
+        self.calls, self._fault, self._at, self._sticky = [], fault, at, sticky
+
+    def before(self, name: str, arguments: tuple) -> None:
+        self.calls.append(name)
+        number = len(self.calls)
+        if self._fault is not None and (number == self._at or (self._sticky and number > self._at)):
+            self._fault(self, name, arguments)
+
+
+def _counted(name: str):
+    operation = vars(Disk)[name]
+
+    def method(self, *arguments):
+        self.before(name, arguments)
+        return operation(self, *arguments)
+
+    return method
+
+
+for _name in OPERATIONS:
+    setattr(FaultyDisk, _name, _counted(_name))
+
+
+def fail_with(number: int):
+    def fault(disk: FaultyDisk, name: str, arguments: tuple) -> None:
+        if name == "close":  # what the kernel closes it closes, whatever it reports
+            Disk.close(disk, *arguments)
+        raise OSError(number, os.strerror(number))
+
+    return fault
+
+
+def kill(disk: FaultyDisk, name: str, arguments: tuple) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tear_and_kill(disk: FaultyDisk, name: str, arguments: tuple) -> None:
+    if name == "pwrite":
+        descriptor, data, offset = arguments
+        Disk.pwrite(disk, descriptor, memoryview(data)[: len(data) // 2], offset)
+    kill(disk, name, arguments)
+
+
+def components(seed: int) -> dict[str, Encoded]:
+    rng = np.random.default_rng(seed)
+    arrays = {"qpos": rng.standard_normal((4, 9)), "qvel": rng.standard_normal((4, 8)), "empty": np.empty((0, 2))}
+    leaves = {name: Leaf(array, "float64", array.shape, "numpy") for name, array in arrays.items()}
+    return {"envs": Encoded(leaves, b'{"seed":%d}' % seed), "loop": Encoded({}, b'{"step":%d}' % seed)}
+
+
+def new_store(path: Path, *, disk: Disk | None = None) -> StoreFiles:
+    store = StoreFiles.create(path, disk=disk)
+    store.write_run(RUN, RunRecord("ab" * 16, RUN, 0.0))
+    return store
+
+
+def save(store: StoreFiles, step: int) -> CommitRecord:
+    return store.commit(RUN, CommitDraft(None, step), components(step))
+
+
+def check(store: StoreFiles) -> list[int]:
+    """Returns the steps on offer, after every one of them was read and compared, pruned ones negative."""
+    steps = []
+    for place, record in enumerate(store.records(RUN), start=1):
+        assert record.seq == place, "the numbers of commits are consecutive"
+        if not isinstance(record, CommitRecord):
+            steps.append(-record.step)
+            continue
+        steps.append(record.step)
+        store.verify(RUN, record.seq)
+        found, expected = store.read(RUN, record.seq), components(record.step)
+        assert found.keys() == expected.keys()
+        for name, encoded in expected.items():
+            assert found[name].structure == encoded.structure
+            for key, leaf in encoded.leaves.items():
+                assert found[name].leaves[key].data.tobytes() == leaf.data.tobytes()
+    return steps
+
+
+def check_after_death(path: Path) -> list[int]:
+    """Returns `check`, after the next process has claimed the run: nothing is left of the dead one, and it can save."""
+    store = StoreFiles.open(path)
+    before = check(store)
+    with store.claim(RUN):
+        assert list((path / "tmp").iterdir()) == []
+        for folder in (path / "runs" / RUN / "checkpoints").iterdir():
+            names = {entry.name for entry in folder.iterdir()}
+            assert names in ({"commit.json"}, {"commit.json", "leaves.json", "state.h5"})
+        assert check(store) == before
+    return before
+
+
+def in_child(action) -> int:
+    """Runs `action` in a forked child and returns its exit code, or minus the signal that killed it."""
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            action()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+ERRORS = [errno.EIO, errno.ENOSPC]

@@ -1,0 +1,32 @@
+"""FORMAT.md is true: its examples have the keys of the records in the golden store, its numbers are the code's."""
+
+import json
+import re
+from pathlib import Path
+
+import simckpt.storage
+from simckpt.storage import claims, records, sealed, work
+
+DOCUMENT = (Path(simckpt.storage.__file__).parent / "FORMAT.md").read_text()
+GOLDEN = Path(__file__).parent / "golden" / f"v{sealed.VERSION[0]}.{sealed.VERSION[1]}"
+
+
+def test_the_examples_have_the_keys_of_real_records():
+    examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)]
+    found = {example["format"]: example for example in examples}
+    real = {record["format"]: record for record in (json.loads(path.read_bytes()) for path in GOLDEN.rglob("*.json"))}
+    assert found.keys() == real.keys()
+    for name, record in real.items():
+        assert list(found[name]) == list(record), name
+    (line,) = found["simckpt index"]["leaves"]
+    assert line.keys() == {key for leaf in real["simckpt index"]["leaves"] for key in leaf}
+
+
+def test_the_numbers_are_those_of_the_code():
+    assert f"version {sealed.VERSION[0]}.{sealed.VERSION[1]}" in DOCUMENT.splitlines()[0]
+    assert f"**{claims.STALE_AFTER:.0f} s**" in DOCUMENT
+    assert f"every {claims.BEAT_EVERY:.0f} s" in DOCUMENT
+    assert f"{claims.RESERVE >> 10} KB" in DOCUMENT
+    assert f"at most {records.COMMIT_LIMIT >> 10} KB" in DOCUMENT
+    assert work.UNKNOWN_AGE == 86_400
+    assert "swept after a day" in DOCUMENT
