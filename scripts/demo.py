@@ -1,6 +1,6 @@
 """The main job in three minutes: train PPO, kill it three times, resume it, and compare it with its undisturbed twin.
 
-    make demo
+make demo
 """
 
 import argparse
@@ -53,7 +53,9 @@ def main() -> None:
     places = sorted(rng.uniform(0.1, 0.9) * args.total_steps for _ in range(args.kills))
     console.print(f"Two runs of PPO on {args.env_id}, {args.total_steps:,} steps each, saved every 5,000 steps.")
     console.print("One is left alone; the other is killed with SIGKILL and started again by the same command:")
-    console.print("  python " + " ".join(["scripts/train_ppo.py", *flags, "--run", "killed"]), style="dim", soft_wrap=True)
+    console.print(
+        "  python " + " ".join(["scripts/train_ppo.py", *flags, "--run", "killed"]), style="dim", soft_wrap=True
+    )
 
     columns = [TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     with Progress(*columns, console=console) as progress:
@@ -65,7 +67,11 @@ def main() -> None:
             watch(training, store, "killed", progress, until=int(place))
             time.sleep(rng.uniform(0, 1))
             training.kill()
-            where = "inside a save" if unfinished(store) - left else f"after the checkpoint of step {latest_step(store, 'killed'):,}"
+            where = (
+                "inside a save"
+                if unfinished(store) - left
+                else f"after the checkpoint of step {latest_step(store, 'killed'):,}"
+            )
             progress.console.print(f"[red]SIGKILL[/red] {where}")
         for run in ("killed", "undisturbed"):
             progress.start_task(next(task.id for task in progress.tasks if task.fields["run"] == run))

@@ -24,7 +24,12 @@ import simckpt
 from simckpt.comparison import compare
 
 SCRIPTS = Path(__file__).parent
-INSIDE_SAVE, BEFORE_COMMIT, IN_EVALUATION, ANYWHERE = "inside a save", "before the first commit", "in evaluation", "elsewhere"
+INSIDE_SAVE, BEFORE_COMMIT, IN_EVALUATION, ANYWHERE = (
+    "inside a save",
+    "before the first commit",
+    "in evaluation",
+    "elsewhere",
+)
 STUCK = 600  # [s] without reaching the wanted moment; then something is wrong
 
 
@@ -57,9 +62,11 @@ class Training:
             sys.exit("the training failed by itself:\n" + "\n".join(self.lines[-40:]))
 
     def running(self) -> bool:
+        """Returns whether the process is alive."""
         return self.process.poll() is None
 
     def evaluating(self) -> bool:
+        """Returns whether it has announced an evaluation and not yet its result."""
         last = next((line for line in reversed(self.lines) if line.startswith("eval")), "")
         return last.startswith("evaluating")
 
@@ -139,7 +146,9 @@ def kill_repeatedly(
         else:
             hit = ANYWHERE
         hits[hit] += 1
-        on_line(f"[SIGKILL {hits.total()} of {len(kinds)}: {hit}, {committed(store, run) - commits_before} commits later]")
+        on_line(
+            f"[SIGKILL {hits.total()} of {len(kinds)}: {hit}, {committed(store, run) - commits_before} commits later]"
+        )
     Training(command, on_line).finish()
     return hits
 
@@ -179,7 +188,9 @@ def main() -> None:
         if line.startswith("["):
             print(line, flush=True)
 
-    hits = kill_repeatedly(command_for(args.script, store, "killed", flags), store, "killed", aimed, rng=rng, on_line=show)
+    hits = kill_repeatedly(
+        command_for(args.script, store, "killed", flags), store, "killed", aimed, rng=rng, on_line=show
+    )
     print("training the undisturbed twin", flush=True)
     Training(command_for(args.script, store, "undisturbed", flags), show).finish()
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from simckpt import provenance, restore, state
+from simckpt import provenance, state
 from simckpt.errors import LeafNotFoundError
+from simckpt.restore import BoundComponent, apply, bind
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ class Checkpoint:
         if path in self.components():
             encoded = self.read([path])[path]
             return state.decode(encoded.leaves, encoded.structure)
-        raise LeafNotFoundError(f"checkpoint {self.id} has no leaf {path!r}{nearest(path, [*leaves, *self.components()])}")
+        raise LeafNotFoundError(
+            f"checkpoint {self.id} has no leaf {path!r}{nearest(path, [*leaves, *self.components()])}"
+        )
 
     def restore(self, components: Mapping[str, Any]) -> None:
         """Puts the saved states into the live objects, in place: all of them or none.
@@ -114,13 +117,13 @@ class Checkpoint:
             StateMismatchError: the state does not fit; all differences are listed.
             RestoreError: a component failed halfway; everything was put back.
         """
-        self.restore_bound(restore.bind(components))
+        self.restore_bound(bind(components))
 
-    def restore_bound(self, bound: Mapping[str, restore.BoundComponent]) -> None:
+    def restore_bound(self, bound: Mapping[str, BoundComponent]) -> None:
         """Does what `restore` does, for components that are bound already."""
         available = set(self.components())
         saved = self.read([name for name in bound if name in available])
-        restore.apply(bound, saved, source=f"checkpoint {self.id} (run {self.run!r}, step {self.step})")
+        apply(bound, saved, source=f"checkpoint {self.id} (run {self.run!r}, step {self.step})")
         differences = provenance.version_differences(self.versions, provenance.versions())
         if differences:
             message = f"checkpoint {self.id} was saved elsewhere, and going on from it may not be bit-exact: "

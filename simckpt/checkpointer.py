@@ -88,7 +88,7 @@ class Checkpointer:
         """Returns the checkpoint that was put into the live objects, or None if the run has none yet.
 
         Raises:
-            StateMismatchError: the components differ from the checkpoint's, in names, keys or shapes; nothing was touched.
+            StateMismatchError: the components differ from the checkpoint's in names, keys or shapes; nothing was touched.
             RestoreError: a component failed halfway; everything was put back.
             DamagedError: the checkpoint's files are damaged.
         """
@@ -102,7 +102,9 @@ class Checkpointer:
             message = f"checkpoint {checkpoint.id} does not fit the live objects, which are untouched:\n  "
             raise StateMismatchError(message + "\n  ".join(problems), problems=problems)
         checkpoint.restore_bound(self._bound)
-        self._files.log_event(self._run.name, {"event": "restored", "checkpoint": checkpoint.id, "step": checkpoint.step})
+        self._files.log_event(
+            self._run.name, {"event": "restored", "checkpoint": checkpoint.id, "step": checkpoint.step}
+        )
         return checkpoint
 
     def step(self, step: int, metrics: Mapping[str, float] | None = None) -> Checkpoint | None:

@@ -60,14 +60,23 @@ def show(store: StorePath, checkpoint: Annotated[str, Address], as_json: AsJson 
         run = Store(store).run(found.run)
         leaves = found.leaves()
     if as_json:
-        _print_json(_checkpoint_as_json(found) | {
-            "hyperparameters": dict(run.hyperparameters),
-            "versions": dict(found.versions),
-            "leaves": [
-                {"path": leaf.path, "dtype": leaf.dtype, "shape": list(leaf.shape), "kind": leaf.kind, "size": leaf.size}
-                for leaf in leaves.values()
-            ],
-        })
+        _print_json(
+            _checkpoint_as_json(found)
+            | {
+                "hyperparameters": dict(run.hyperparameters),
+                "versions": dict(found.versions),
+                "leaves": [
+                    {
+                        "path": leaf.path,
+                        "dtype": leaf.dtype,
+                        "shape": list(leaf.shape),
+                        "kind": leaf.kind,
+                        "size": leaf.size,
+                    }
+                    for leaf in leaves.values()
+                ],
+            }
+        )
         return
     console = _console()
     console.print(f"checkpoint {found.id}", highlight=False)
@@ -178,7 +187,7 @@ def _leaf_tree(checkpoint: Checkpoint) -> Tree:
             path = "/".join(parts[:depth])
             if path not in groups:
                 groups[path] = groups["/".join(parts[: depth - 1])].add(parts[depth - 1], highlight=False)
-        shape = "×".join(map(str, leaf.shape)) or "scalar"
+        shape = str(tuple(leaf.shape)) if leaf.shape else "scalar"
         groups["/".join(parts[:-1])].add(f"{parts[-1]}  {shape}  {leaf.dtype}  {_size(leaf.size)}", highlight=False)
     return tree
 
@@ -188,9 +197,12 @@ def _print_comparison(result: Comparison) -> None:
     if result.differences:
         table = Table("leaf", "how it differs", box=None, pad_edge=False)
         for difference in result.differences:
-            table.add_row(difference.path, difference.description)
+            apart = "" if difference.max_abs is None else f", at most {difference.max_abs:.6g} apart"
+            table.add_row(difference.path, difference.description + apart)
         console.print(table)
-    verdict = "identical" if result.identical else f"{len(result.differences)} of {result.compared} leaves differ"
-    console.print(f"{verdict}: {result.a!r} and {result.b!r}, {result.compared} leaves compared", soft_wrap=True)
+    verdict = "identical" if result.identical else f"different in {len(result.differences)} places"
+    console.print(
+        f"{verdict}: A {result.a!r}, B {result.b!r}, {result.compared} leaves compared", soft_wrap=True, markup=False
+    )
     if result.exempt:
         console.print(f"wall-clock leaves, not compared: {', '.join(result.exempt)}", soft_wrap=True)

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from simckpt.errors import ConfigurationError
 
@@ -42,7 +42,9 @@ def plain(key: str, value: Any) -> Any:
         raise ConfigurationError(message + "lists or dicts with string keys, or leave it out", keys=[key]) from error
     read = json.loads(written)
     if not _same(read, value):
-        message = f"hyperparameter {key!r} = {value!r} does not survive JSON; use plain numbers, strings, lists or dicts"
+        message = (
+            f"hyperparameter {key!r} = {value!r} does not survive JSON; use plain numbers, strings, lists or dicts"
+        )
         raise ConfigurationError(message, keys=[key])
     return read
 
@@ -98,17 +100,17 @@ def with_values(args: Arguments, values: Mapping[str, Any]) -> Arguments:
     """Returns a copy of the arguments, of their own type, with the given values; keys they lack are left out."""
     if dataclasses.is_dataclass(args) and not isinstance(args, type):
         current = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-        fresh = copy.copy(args)
+        changed = copy.copy(args)
         for key, value in values.items():
             if key in current and not _same(plain(key, current[key]), value):
-                object.__setattr__(fresh, key, _like(current[key], value))
-        return fresh
-    fresh = copy.copy(args)
-    target: MutableMapping[str, Any] = vars(fresh) if isinstance(fresh, argparse.Namespace) else fresh  # type: ignore[assignment]
+                object.__setattr__(changed, key, _like(current[key], value))
+        return changed
+    fresh: Any = copy.copy(args)
+    target: MutableMapping[str, Any] = vars(fresh) if isinstance(fresh, argparse.Namespace) else fresh
     for key, value in values.items():
         if key not in target or not _same(plain(key, target[key]), value):
             target[key] = _like(target.get(key), value)
-    return fresh
+    return cast(Arguments, fresh)
 
 
 def _like(current: Any, value: Any) -> Any:

@@ -86,17 +86,19 @@ def apply(bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded
             component.handle.apply(states[name])
     except BaseException as error:
         _put_back(bound, undo, touched, source=source, error=error)
-        if isinstance(error, SimckptError) or not isinstance(error, Exception):
+        if not isinstance(error, Exception):
             raise
-        message = (
-            f"restoring {source}: component {touched[-1]!r} failed with {type(error).__name__}: {error}. "
-            "All live objects are as they were before the restore."
-        )
-        raise RestoreError(message) from error
+        reason = str(error) if isinstance(error, SimckptError) else f"{type(error).__name__}: {error}"
+        message = f"restoring {source}: component {touched[-1]!r} failed: {reason}. "
+        raise RestoreError(message + "All live objects are as they were before the restore.") from error
 
 
 def decode(
-    bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded], templates: Mapping[str, Any], *, source: str
+    bound: Mapping[str, BoundComponent],
+    saved: Mapping[str, state.Encoded],
+    templates: Mapping[str, Any],
+    *,
+    source: str,
 ) -> dict[str, Any]:
     """Returns the saved states as trees, their classes taken from the live templates."""
     missing = [name for name in bound if name not in saved]
@@ -104,9 +106,7 @@ def decode(
         problems = [f"component {name!r} is not in the checkpoint, which has {sorted(saved)}" for name in missing]
         message = f"{source} does not fit the live objects, which are untouched:\n  " + "\n  ".join(problems)
         raise StateMismatchError(message, problems=problems)
-    return {
-        name: state.decode(saved[name].leaves, saved[name].structure, template=templates[name]) for name in bound
-    }
+    return {name: state.decode(saved[name].leaves, saved[name].structure, template=templates[name]) for name in bound}
 
 
 def _within(name: str, problem: str) -> str:

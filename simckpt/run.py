@@ -69,9 +69,9 @@ class Run:
         """Returns the hyperparameters in force, as a copy of `args` and of its type.
 
         The first start keeps `args` with the run. Later starts get the run's own values back: they win over defaults,
-        while an explicit value that contradicts them is an error, once there is a checkpoint. A value counts as explicit
-        when it differs from its default; defaults are a dataclass's own, or given. A default typed out on the command
-        line is not told apart.
+        while an explicit value that contradicts them is an error, once there is a checkpoint. A value counts as
+        explicit when it differs from its default; defaults are a dataclass's own, or given. A default typed out on
+        the command line is not told apart.
 
         Args:
             args: a dataclass instance, an `argparse.Namespace` or a dict, with values that JSON can hold.
@@ -97,7 +97,9 @@ class Run:
 
     def _require_claim(self) -> Claim:
         if self._claim is None:
-            raise ConfigurationError(f"run {self.name!r} was opened to read; open it with Store.start({self.name!r}) to write")
+            raise ConfigurationError(
+                f"run {self.name!r} was opened to read; open it with Store.start({self.name!r}) to write"
+            )
         return self._claim
 
     def checkpoints(self, *, abandoned: bool = False) -> list[Checkpoint]:

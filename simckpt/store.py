@@ -12,9 +12,9 @@ from pathlib import Path
 from simckpt import provenance
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConflictError, NotAStoreError
-from simckpt.suggest import nearest
 from simckpt.run import Run
 from simckpt.storage import RunRecord, StoreFiles
+from simckpt.suggest import nearest
 
 MIN_ID_PREFIX = 6  # hex digits; shorter ones are too easily a step or a typing error
 

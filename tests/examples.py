@@ -25,12 +25,13 @@ class Counter:
 
 
 class Fragile(Counter):
-    """Fails halfway through a restore while `broken` is set."""
+    """Fails halfway through the next restore once `broken` is set."""
 
     broken = False
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.values[...] = state["values"]
         if self.broken:
+            self.broken = False
             raise RuntimeError("the light went out")
         self.count = state["count"]

@@ -66,7 +66,9 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.name != "__init__.py" or path.parent != PACKAGE], ids=str)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.name != "__init__.py" or path.parent != PACKAGE], ids=str
+)
 def test_imports_point_downward(path: Path) -> None:
     own = part_of(path)
     for name, guarded in imports(path):
@@ -74,7 +76,9 @@ def test_imports_point_downward(path: Path) -> None:
         if not name.startswith("simckpt."):
             continue
         other = name.split(".")[1]
-        assert guarded or layer(other) <= layer(own) or (own, other) in UPWARD, f"{path} imports {name}, which lies above it"
+        assert guarded or layer(other) <= layer(own) or (own, other) in UPWARD, (
+            f"{path} imports {name}, which lies above it"
+        )
         assert (own, other) not in SEPARATE, f"{path} imports {name}"
 
 

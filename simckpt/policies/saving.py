@@ -34,7 +34,9 @@ class EverySteps(SavePolicy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
-            raise ConfigurationError(f"EverySteps needs a whole number of at least 1, got {self.steps!r}", keys=["steps"])
+            raise ConfigurationError(
+                f"EverySteps needs a whole number of at least 1, got {self.steps!r}", keys=["steps"]
+            )
 
     def decide(self, moment: Moment) -> Decision:
         """Returns whether a multiple of `steps` lies in (previous_step, step]."""
@@ -45,7 +47,7 @@ class EverySteps(SavePolicy):
 
 @dataclass(frozen=True, init=False)
 class AtSteps(SavePolicy):
-    """Due when the loop has passed one of the given steps [env steps]: `AtSteps(total_steps)` saves the end of a run."""
+    """Due when the loop has passed one of the steps [env steps]: `AtSteps(total_steps)` saves the end of a run."""
 
     steps: tuple[int, ...]
 

@@ -21,7 +21,7 @@ def uncovered_objects(components: Mapping[str, Any]) -> list[str]:
     kinds = _kinds()
     reached = _reachable(list(components.values()))
     candidates = [each for each in gc.get_objects() if isinstance_safely(each, kinds) and id(each) not in reached]
-    global_generator = np.random.mtrand._rand  # type: ignore[attr-defined]
+    global_generator = np.random.mtrand._rand
     inner = _reachable_modules(candidates)
     lines = {
         f"{_describe(each)} is alive, and no component reaches it"
@@ -51,7 +51,7 @@ class StreamWatch:
 def _streams() -> dict[str, Callable[[], Any]]:
     streams: dict[str, Callable[[], Any]] = {
         "Python's `random`": random.getstate,
-        "numpy's global `numpy.random`": lambda: repr(np.random.get_state(legacy=False)),  # noqa: NPY002
+        "numpy's global `numpy.random`": lambda: repr(np.random.get_state(legacy=False)),
     }
     torch = sys.modules.get("torch")
     if torch is not None:

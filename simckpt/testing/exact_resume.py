@@ -69,16 +69,16 @@ def assert_exact_resume(
     whatever the policy says, and all these checkpoints are compared leaf by leaf; so choose a short training.
 
     Args:
-        train: called with the store to train in; does the whole training, or what is left of it, under a run name of its
-            own choice. It must be importable by a fresh process: a function of a module, not a lambda or a closure.
+        train: called with the store to train in; does the whole training, or what is left of it, under a run name of
+            its own choice. A fresh process must be able to import it: a function of a module, not a lambda or closure.
         at_steps: where to kill; the first call of `Checkpointer.step` at or after each of them [env steps].
         folder: keeps the stores `twin_a`, `twin_b` and `killed_at_<step>` there, for a closer look; a temporary folder
             by default.
         timeout: of one process [s].
 
     Raises:
-        InexactResumeError: the first component, leaf and step that differ, and by how much. If already the two undisturbed
-            twins differ, it says so: then nothing can be said about the resume.
+        InexactResumeError: the first component, leaf and step that differ, and by how much. If already the two
+            undisturbed twins differ, it says so: then nothing can be said about the resume.
         ConfigurationError: a process failed, took too long, or never reached one of `at_steps`.
 
     Warns:
@@ -121,7 +121,7 @@ def _compare_runs(undisturbed: Store, other: Store, what: str) -> int:
             compared += _compare_checkpoints(one, two, what)
         if len(expected) != len(found):
             raise InexactResumeError(
-                f"{what}: run {run.name!r} ended after {len(found)} calls of Checkpointer.step instead of {len(expected)}",
+                f"{what}: run {run.name!r} ended after {len(found)} instead of {len(expected)} calls of Checkpointer.step",
                 step=found[-1].step if found else 0,
             )
     return compared
@@ -149,7 +149,9 @@ def _train_apart(train: Train, store: Path, *, timeout: float, kill_at: int | No
     sender.close()
     try:
         if not receiver.poll(timeout):
-            raise ConfigurationError(f"the training in {store} took more than {timeout:g} s; give a shorter one, or a longer timeout")
+            raise ConfigurationError(
+                f"the training in {store} took more than {timeout:g} s; give a shorter one, or a longer timeout"
+            )
         outcome, value = receiver.recv()
     except EOFError:
         outcome, value = "killed", ""
