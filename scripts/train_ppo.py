@@ -210,7 +210,7 @@ def evaluate(agent: Agent, normalizer: Any, args: Args, step: int) -> np.ndarray
 def train(args: Args) -> Agent:
     """Runs the whole training and returns the agent."""
     run = simckpt.Store(args.store).start(args.run)
-    args = run.configure(args, free="total_steps device vectorization eval_every save_every store run".split())
+    args = run.configure(args, free={"total_steps", "device", "vectorization", "eval_every", "save_every", "store"})
     torch.set_num_threads(1)  # fastest for networks this small; and the order of sums, so the bits, depend on it
     torch.manual_seed(args.seed)
     envs, normalizer = make_envs(args, args.num_envs, args.vectorization)

@@ -88,7 +88,7 @@ class Checkpointer:
         """Returns the checkpoint that was put into the live objects, or None if the run has none yet.
 
         Raises:
-            StateMismatchError: the components differ from the checkpoint's in names, keys or shapes; nothing was touched.
+            StateMismatchError: names, keys or shapes differ from the checkpoint's; nothing was touched.
             RestoreError: a component failed halfway; everything was put back.
             DamagedError: the checkpoint's files are damaged.
         """

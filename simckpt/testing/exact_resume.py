@@ -121,7 +121,7 @@ def _compare_runs(undisturbed: Store, other: Store, what: str) -> int:
             compared += _compare_checkpoints(one, two, what)
         if len(expected) != len(found):
             raise InexactResumeError(
-                f"{what}: run {run.name!r} ended after {len(found)} instead of {len(expected)} calls of Checkpointer.step",
+                f"{what}: run {run.name!r} called Checkpointer.step {len(found)} instead of {len(expected)} times",
                 step=found[-1].step if found else 0,
             )
     return compared
