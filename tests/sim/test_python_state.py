@@ -431,6 +431,8 @@ def test_counters_weak_references_and_read_only_mappings():
     next(source.count)
     source.weak = weakref.ref(source.inner)
     target = Thing(count=itertools.count(), inner=Thing(x=0), weak=None, proxy=types.MappingProxyType({"a": [0]}))
+    source.table, target.table = {"k": [1]}, {"k": [0]}
+    source.values, target.values = source.table.values(), target.table.values()
     target.same_count = target.count
     source.same_count = source.count
     transfer(source, target)
@@ -438,6 +440,8 @@ def test_counters_weak_references_and_read_only_mappings():
     assert next(target.same_count) == 7
     assert target.weak() is target.inner
     assert dict(target.proxy) == {"a": [1]}
+    target.table["new"] = 1
+    assert list(target.values) == [[1], 1]
 
 
 def test_a_state_can_be_applied_many_times():

@@ -14,6 +14,7 @@ from storage_helpers import assert_same, components, new_store, save
 
 from simckpt.errors import ConflictError, RunLockedError
 from simckpt.storage import StoreFiles, claims, processes
+from simckpt.storage.durable import Disk
 
 HOLD = """
 import sys
@@ -237,6 +238,23 @@ def test_a_writer_that_lost_its_claim_cannot_commit(store):
     assert [record.seq for record in store.records("ant-ppo")] == [1]
     assert_same(store.read("ant-ppo", 1), components(1))
     assert writer(store).exists()  # it is the other's
+
+
+def test_a_writer_that_loses_its_claim_while_it_saves_does_not_commit(tmp_path):
+    class FrozenDisk(Disk):
+        """Long enough frozen before the index is written that another machine takes over."""
+
+        def create(self, path):
+            if path.name == "leaves.json":
+                (writer(store) / "owner.json").write_bytes(
+                    claims.Owner("f" * 32, replace(processes.this_process(), host="elsewhere"), 0.0).to_bytes()
+                )
+            return super().create(path)
+
+    store = new_store(tmp_path / "store", disk=FrozenDisk())
+    with store.claim("ant-ppo"), pytest.raises(ConflictError, match="elsewhere"):
+        save(store)
+    assert store.records("ant-ppo") == []
 
 
 def test_a_heartbeat_is_seen_and_costs_nothing_in_between(store):

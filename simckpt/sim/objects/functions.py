@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import functools
 import hashlib
 import itertools
@@ -280,25 +281,52 @@ class WeakKind(Kind):
 
 
 class ProxyKind(Kind):
-    """types.MappingProxyType: a read-only view, kept where its content is right."""
+    """types.MappingProxyType and the views of a dict: kept where the content is right, else made of a new dict."""
 
     mutable = False
 
     def capture(self, run: Capture, value: Any) -> Any:
-        return ObjectState(PROXY, {"content": run.child(dict(value), "mapping")})
+        content = _viewed(value)
+        # a temporary object must outlive the memo that knows it by id
+        run.kept.append(content)
+        return ObjectState(PROXY, {"class": type(value).__name__, "content": run.child(content, "mapping")})
 
     def fits(self, matching: Matching, node: Any, live: Any) -> bool:
         return False
 
-    def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
-        current = dict(live) if isinstance(live, types.MappingProxyType) else {}
+    def children(self, node: Any, live: Any) -> Iterator[Child]:
+        current = _viewed(live) if type(live) in _VIEWS else {}
         content = node.attributes["content"]
-        if not isinstance(content, dict):
-            raise TypeError("the keys of a mappingproxy cannot be restored")
+        for key, child in content.items() if isinstance(content, dict) else ():
+            yield f"[{key!r}]", child, current.get(key, MISSING)
+
+    def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
+        if not isinstance(node.attributes["content"], dict):
+            return "is a view of a dict with keys that cannot be restored"
+        return None
+
+    def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
+        current = _viewed(live) if type(live) in _VIEWS else {}
+        content = node.attributes["content"]
         wanted = {key: rebuild.value(child, current.get(key, MISSING)) for key, child in content.items()}
-        if list(current) == list(wanted) and all(_identical(current[key], wanted[key]) for key in wanted):
+        unchanged = list(current) == list(wanted) and all(_identical(current[key], wanted[key]) for key in wanted)
+        if unchanged and type(live).__name__ == node.attributes["class"]:
             return live
+        for kind in ("values", "keys", "items"):
+            if node.attributes["class"].endswith(f"_{kind}"):
+                return getattr(wanted, kind)()
         return types.MappingProxyType(wanted)
+
+
+_VIEWS: tuple[type, ...] = (
+    types.MappingProxyType,
+    *(type(getattr(cls(), kind)()) for cls in (dict, collections.OrderedDict) for kind in ("keys", "values", "items")),
+)
+
+
+def _viewed(value: Any) -> dict[Any, Any]:
+    """Returns a copy of the dict behind a view."""
+    return dict(value if isinstance(value, types.MappingProxyType) else value.mapping)
 
 
 def reference_name(value: Any) -> str:
@@ -395,7 +423,7 @@ BY_CLASS: dict[type, Kind] = {
     functools.partial: BY_NAME[PARTIAL],
     itertools.count: BY_NAME[COUNT],
     weakref.ref: BY_NAME[WEAK],
-    types.MappingProxyType: BY_NAME[PROXY],
+    **dict.fromkeys(_VIEWS, BY_NAME[PROXY]),
 }
 
 

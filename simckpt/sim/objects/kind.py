@@ -93,11 +93,13 @@ class Capture:
         owners: id of an array that owns memory -> the views of it in the graph.
         shared_owners: keys of `owners` in which arrays are known to overlap: these are captured as views.
         physics: the simulations met, in order.
+        kept: temporary objects that the memo knows.
         objects: every object met, where the caller asked for a list.
     """
 
     __slots__ = (
         "classify",
+        "kept",
         "kinds",
         "memo",
         "memory",
@@ -125,6 +127,7 @@ class Capture:
         self.memory = memory
         self.shared_owners = shared_owners
         self.memo = memo
+        self.kept: list[Any] = []
         self.owners: dict[int, list[Any]] = {}
         self.physics: list[Any] = []
         self.objects = objects
