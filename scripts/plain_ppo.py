@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import random
 import time
 import types
 from typing import Any
@@ -206,6 +207,8 @@ def evaluate(agent: Agent, normalizer: Any, args: Args, step: int) -> np.ndarray
 def train(args: Args) -> Agent:
     """Runs the whole training and returns the agent."""
     torch.set_num_threads(1)  # fastest for networks this small; and the order of sums, so the bits, depend on it
+    random.seed(args.seed)
+    np.random.seed(args.seed)
     torch.manual_seed(args.seed)
     envs, normalizer = make_envs(args, args.num_envs, args.vectorization)
     space = envs.single_action_space

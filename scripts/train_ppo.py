@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import random
 import time
 from typing import Any
 
@@ -212,6 +213,8 @@ def train(args: Args) -> Agent:
     run = simckpt.Store(args.store).start(args.run)
     args = run.configure(args, free={"total_steps", "device", "vectorization", "eval_every", "save_every", "store"})
     torch.set_num_threads(1)  # fastest for networks this small; and the order of sums, so the bits, depend on it
+    random.seed(args.seed)
+    np.random.seed(args.seed)
     torch.manual_seed(args.seed)
     envs, normalizer = make_envs(args, args.num_envs, args.vectorization)
     space = envs.single_action_space

@@ -13,8 +13,6 @@ from simckpt.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from simckpt.storage import LeafRecord
 
-WALL_CLOCK = "wall_clock"  # the kind of leaves that hold elapsed real time, which no two runs share
-
 
 @dataclass(frozen=True)
 class LeafDifference:
@@ -40,7 +38,8 @@ class Comparison:
         b: the other.
         compared: the number of leaves compared, each component's structure counted as one.
         differences: what differs, empty if the two are identical bit for bit.
-        exempt: leaves that hold wall-clock time, which differs between any two runs; they are not compared.
+        exempt: paths that were not compared, because no two runs share them: wall-clock time that has passed, and
+            random streams that the operating system seeded and nobody has drawn from.
     """
 
     a: Checkpoint
@@ -72,46 +71,42 @@ class Comparison:
 def compare(a: Checkpoint, b: Checkpoint) -> Comparison:
     """Returns how two checkpoints differ; bits decide, so 0.0 and -0.0 differ and NaNs of equal payload do not.
 
-    A component whose leaves all have equal digests is not read. Wall-clock leaves are exempt and listed.
+    A component whose leaves all have equal digests is not read further.
 
     Raises:
         DamagedError: a component that has to be read does not match its digests.
     """
     left, right = a.leaves(), b.leaves()
-    exempt = {path for side in (left, right) for path, leaf in side.items() if leaf.kind == WALL_CLOCK}
-    components = list(dict.fromkeys([*a.components(), *b.components()]))
     differences: list[LeafDifference] = []
-    for component in components:
-        sides = [_identities(leaves, component, exempt) for leaves in (left, right)]
+    exempt: list[str] = []
+    for component in dict.fromkeys([*a.components(), *b.components()]):
+        sides = [_identities(leaves, component) for leaves in (left, right)]
         if not sides[0] or not sides[1]:
             differences.append(LeafDifference(component, "only in B" if not sides[0] else "only in A"))
-        elif sides[0] != sides[1]:
-            differences += _compare_component(a, b, component, exempt)
-    compared = len((left.keys() | right.keys()) - exempt)
-    return Comparison(a, b, compared, tuple(differences), tuple(sorted(exempt)))
+            continue
+        one = a.read([component])[component]
+        exempt += [f"{component}/{path}" for path in state.outline(one)[1]]
+        if sides[0] != sides[1]:
+            differences += [
+                LeafDifference(f"{component}/{each.path}".rstrip("/"), each.what, each.max_abs)
+                for each in state.encoded_differences(one, b.read([component])[component])
+            ]
+    return Comparison(a, b, len(left.keys() | right.keys()), tuple(differences), tuple(exempt))
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """Returns one digest, 32 hex digits, over all leaves but wall-clock ones: equal for identical checkpoints."""
+    """Returns one digest, 32 hex digits, over all that `compare` compares: equal for identical checkpoints."""
     total = hashlib.blake2b(digest_size=16)
-    for path, leaf in sorted(checkpoint.leaves().items()):
-        if leaf.kind != WALL_CLOCK:
-            total.update(f"{path} {leaf.kind} {leaf.dtype} {leaf.shape} {leaf.digest}\n".encode())
+    for component, encoded in sorted(checkpoint.read().items()):
+        total.update(f"{component}\n".encode())
+        for line in state.outline(encoded)[0]:
+            total.update(f"{line}\n".encode())
     return total.hexdigest()
 
 
-def _identities(leaves: Mapping[str, LeafRecord], component: str, exempt: set[str]) -> dict[str, tuple[Any, ...]]:
+def _identities(leaves: Mapping[str, LeafRecord], component: str) -> dict[str, tuple[Any, ...]]:
     return {
         path: (leaf.kind, leaf.dtype, leaf.shape, leaf.digest)
         for path, leaf in leaves.items()
-        if leaf.component == component and path not in exempt
+        if leaf.component == component
     }
-
-
-def _compare_component(a: Checkpoint, b: Checkpoint, component: str, exempt: set[str]) -> list[LeafDifference]:
-    encoded = [checkpoint.read([component])[component] for checkpoint in (a, b)]
-    return [
-        LeafDifference(f"{component}/{each.path}".rstrip("/"), each.what, each.max_abs)
-        for each in state.encoded_differences(*encoded)
-        if f"{component}/{each.path}" not in exempt
-    ]

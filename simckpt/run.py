@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from simckpt import configuration
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import CheckpointNotFoundError, ConfigurationError
+from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StoreError
 from simckpt.policies import KeepPolicy, SavePolicy
 from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord
 
@@ -102,13 +102,18 @@ class Run:
             )
         return self._claim
 
-    def checkpoints(self, *, abandoned: bool = False) -> list[Checkpoint]:
+    def checkpoints(self, *, abandoned: bool = False, damaged: dict[int, StoreError] | None = None) -> list[Checkpoint]:
         """Returns the checkpoints that the head descends from, oldest first.
 
         Args:
             abandoned: also those that a rollback left behind.
+            damaged: receives {commit number: error} of the records that cannot be read, so that they hide no others;
+                the line of ancestors ends at such a record. Without it the first of them is raised.
+
+        Raises:
+            DamagedError, FormatError: a record cannot be trusted.
         """
-        records = self._files.records(self.name)
+        records = self._files.records(self.name, damaged=damaged)
         if not abandoned:
             records = _ancestry(records)
         return [Checkpoint(self._files, self.name, record) for record in records if isinstance(record, CommitRecord)]

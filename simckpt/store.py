@@ -39,7 +39,9 @@ class Store:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._files: StoreFiles | None = None
-        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+        if self.path.exists() and not self.path.is_dir():
+            raise NotAStoreError(f"{self.path} is not a store but a file: give the path of its folder")
+        if self.path.exists() and any(self.path.iterdir()):
             self._files = StoreFiles.open(self.path)
 
     def __repr__(self) -> str:
@@ -139,7 +141,7 @@ class Store:
         found = [
             checkpoint
             for run in self.runs()
-            for checkpoint in run.checkpoints(abandoned=True)
+            for checkpoint in run.checkpoints(abandoned=True, damaged={})
             if checkpoint.id.startswith(prefix)
         ]
         if len(found) != 1:

@@ -118,13 +118,14 @@ _SKIPPED_ATTRIBUTES: dict[str, frozenset[str]] = {
     "gymnasium.wrappers.rendering.RecordVideo": frozenset({"video_folder", "disable_logger"}),
 }
 
-# wall-clock marks: kept as the time that has passed since
-_CLOCKS = {
-    "gymnasium.wrappers.common.RecordEpisodeStatistics": frozenset({"episode_start_time"}),
-    "gymnasium.wrappers.vector.common.RecordEpisodeStatistics": frozenset(
-        {"episode_start_time", "episode_start_times"}
+# wall-clock marks, kept as the time that has passed since, and queues of durations
+_CLOCKS = dict.fromkeys(
+    (
+        "gymnasium.wrappers.common.RecordEpisodeStatistics",
+        "gymnasium.wrappers.vector.common.RecordEpisodeStatistics",
     ),
-}
+    frozenset({"episode_start_time", "episode_start_times", "time_queue"}),
+)
 
 _LOCAL_PATH = re.compile(r"path|file|dir|folder|xml", re.IGNORECASE)
 

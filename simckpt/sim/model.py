@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import struct
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import mujoco
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 # where files lay on the machine that compiled the model: no part of the physics, and different for every instance
 _PATH_FIELDS = frozenset(
@@ -75,9 +75,11 @@ class ModelAccess:
         for name, owner, attribute in _walk_fields(model):
             self._classify(name, owner, attribute)
         self._buffer = _span([array for name, array in self._arrays.items() if "." not in name], model.nbuffer)
-        self._structs = _span([array for name, array in self._arrays.items() if "." in name], _MOST_STRUCT_BYTES)
+        in_structs = [array for name, array in self._arrays.items() if "." in name]
+        self._structs = _span(in_structs, _MOST_STRUCT_BYTES, lead=_STRUCT_LEAD)
         covered = _scalars_between_arrays() if self._structs is not None else frozenset()
         self._loose = [place for name, place in self._scalars.items() if name not in covered]
+        self._loose_bits = struct.Struct(f"{len(self._loose)}d")
         # what the latest look saw, and what it found
         self._seen: tuple[Baseline | None, bytearray, Any] = (None, bytearray(), None)
         self._found: dict[str, Any] = {}
@@ -125,8 +127,7 @@ class ModelAccess:
     def _rest(self) -> tuple[Any, ...]:
         """Returns the bits of everything outside the main buffer."""
         structs = None if self._structs is None else self._structs.tobytes()
-        numbers = [getattr(owner, name) for owner, name in self._loose]
-        return structs, np.array(numbers, np.float64).tobytes()
+        return structs, self._loose_bits.pack(*[getattr(owner, name) for owner, name in self._loose])
 
     def _image(self, baseline: Baseline) -> bytearray:
         if self._buffer is None:
@@ -212,10 +213,26 @@ _FLAGS = tuple(
 
 # opt, vis and stat lie inside the mjModel struct, one after the other, in about 1.5 KB
 _MOST_STRUCT_BYTES = 8192
+# numbers that opt begins with [bytes]; the model's sizes, hundreds of bytes, lie before them in the same struct
+_STRUCT_LEAD = 64
 
 
-def _span(arrays: list[np.ndarray[Any, Any]], limit: int) -> np.ndarray[Any, Any] | None:
-    """Returns the bytes from the first array in memory to the end of the last, or None if that is more than `limit`."""
+class _Memory:
+    """A range of bytes, for numpy; `owner` keeps it alive."""
+
+    def __init__(self, owner: Any, start: int, size: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"data": (start, True), "shape": (size,), "typestr": "|u1", "version": 3}
+
+
+def _span(arrays: list[np.ndarray[Any, Any]], limit: int, *, lead: int = 0) -> np.ndarray[Any, Any] | None:
+    """Returns the bytes from the first array in memory to the end of the last, or None if that is more than `limit`.
+
+    Args:
+        arrays: in one allocation.
+        limit: what their memory can span at most [bytes].
+        lead: begin so much before the first array [bytes].
+    """
     if not arrays:
         return None
     first = min(arrays, key=_address)
@@ -223,17 +240,19 @@ def _span(arrays: list[np.ndarray[Any, Any]], limit: int) -> np.ndarray[Any, Any
     size = max(_address(array) + array.nbytes for array in arrays) - start
     if size > limit or not first.flags.c_contiguous:
         return None
-    return as_strided(first.reshape(-1).view(np.uint8), (size,), (1,), writeable=False)
+    return np.asarray(_Memory(first, start - lead, size + lead))
 
 
 @functools.cache
 def _scalars_between_arrays() -> frozenset[str]:
-    """Returns the scalars of opt, vis and stat that lie within the span of their arrays, found by writing to them."""
+    """Returns the scalars of opt, vis and stat that lie within the span of their bytes, found by writing to them."""
     model = mujoco.MjModel.from_xml_string("<mujoco/>")
     places = [place for place in _walk_fields(model) if "." in place[0]]
     values = {name: getattr(owner, attribute) for name, owner, attribute in places}
     span = _span(
-        [value for value in values.values() if isinstance(value, np.ndarray) and value.size], _MOST_STRUCT_BYTES
+        [value for value in values.values() if isinstance(value, np.ndarray) and value.size],
+        _MOST_STRUCT_BYTES,
+        lead=_STRUCT_LEAD,
     )
     covered = set()
     for name, owner, attribute in places:

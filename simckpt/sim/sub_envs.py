@@ -21,6 +21,7 @@ from simckpt.sim.environment import EnvHandle
 from simckpt.sim.physics import Physics
 from simckpt.sim.physics_batch import PhysicsBatch
 from simckpt.sim.worker import HELLO
+from simckpt.state.nodes import UNSEEDED, ObjectState
 from simckpt.state.tree import Encoded, copy_tree, decode, encode
 
 
@@ -333,7 +334,7 @@ def join(states: Sequence[SubEnvState], models: dict[str, Any]) -> dict[str, Any
         "autoreset": np.array([state.autoreset for state in states], np.bool_),
         "env_observations": Batched([state.observation for state in states]),
         "buffered": any(state.buffered for state in states),
-        "streams": Batched([state.streams for state in states]) if own_process else None,
+        "streams": _join_streams(states) if own_process else None,
         "drawn": np.array([state.drawn for state in states], np.bool_) if own_process else None,
     }
     return joined
@@ -354,7 +355,7 @@ def part(state: Mapping[str, Any]) -> list[SubEnvState]:
             if name not in ("vector", "models")
         }
         observations = _column(vector["env_observations"], count)
-        streams = [None] * count if vector["streams"] is None else _column(vector["streams"], count)
+        streams = [None] * count if vector["streams"] is None else _column(_unwrapped(vector["streams"]), count)
         drawn = [False] * count if vector["drawn"] is None else list(vector["drawn"])
     except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateMismatchError(f"the state is not one of {count} envs joined: {error}") from error
@@ -370,6 +371,16 @@ def part(state: Mapping[str, Any]) -> list[SubEnvState]:
         )
         for i in range(count)
     ]
+
+
+def _join_streams(states: Sequence[SubEnvState]) -> Any:
+    """Returns the streams of all workers; marked as unseeded while nobody has drawn from them or seeded them."""
+    joined = Batched([state.streams for state in states])
+    return joined if any(state.drawn for state in states) else ObjectState(UNSEEDED, items=joined)
+
+
+def _unwrapped(streams: Any) -> Any:
+    return streams.items if isinstance(streams, ObjectState) else streams
 
 
 def _join_physics(values: Sequence[Any]) -> Any:

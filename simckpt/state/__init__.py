@@ -1,6 +1,6 @@
 """Trees in memory: leaves and structures, copies, random generators, and handles on the live objects of a program."""
 
-from simckpt.state.compare import Difference, compare_leaves, differences, encoded_differences
+from simckpt.state.compare import Difference, compare_leaves, differences, encoded_differences, outline
 from simckpt.state.components import Handle, handle_for
 from simckpt.state.loop import LoopState
 from simckpt.state.nodes import ObjectState
@@ -29,6 +29,7 @@ __all__ = [
     "leaf_value",
     "load_global_streams",
     "new_generator",
+    "outline",
     "register_container",
     "register_leaf",
     "set_generator_state",

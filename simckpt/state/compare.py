@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from simckpt.state import arrays, atoms, paths
 from simckpt.state.leaf import Leaf
+from simckpt.state.nodes import INCOMPARABLE
 from simckpt.state.tree import Encoded, encode
 
 _MAPPINGS = frozenset({"dict", "OrderedDict", "Counter", "defaultdict", "dataclass", "object"})
@@ -51,8 +54,64 @@ def differences(a: Any, b: Any) -> list[Difference]:
 
 
 def encoded_differences(a: Encoded, b: Encoded) -> list[Difference]:
-    """Returns where two encoded trees differ; needs no library that their arrays came from."""
+    """Returns where two encoded trees differ; needs no library that their arrays came from.
+
+    Nodes whose content no two runs share (`nodes.INCOMPARABLE`) are left out where both trees have them.
+    """
     return _Comparison(a, b).run()
+
+
+def outline(encoded: Encoded) -> tuple[list[str], list[str]]:
+    """Returns a line for everything in an encoded tree, and the paths of the incomparable nodes, which it leaves out.
+
+    A line has a path and a container's type, a scalar, or the digest of a leaf's bits. Trees with equal outlines are
+    equal but for the incomparable nodes.
+    """
+    document = json.loads(encoded.structure)
+    lines: list[str] = []
+    left_out: list[str] = []
+    seen: dict[Any, str] = {}
+    pending: list[tuple[str, Any]] = [("", document["root"])]
+    while pending:
+        path, value = pending.pop()
+        kind = _reference(value)
+        if kind is None:
+            lines.append(f"{path} {json.dumps(value)}")
+            continue
+        identity = _identity(value)
+        if identity in seen:
+            lines.append(f"{path} is {seen[identity]} {value.get('marked', '')}")
+            continue
+        seen[identity] = path
+        if kind != "node":
+            leaf = encoded.leaves[identity[1]]
+            digest = hashlib.blake2b(_bits(leaf), digest_size=16).hexdigest()
+            lines.append(f"{path} {leaf.kind} {leaf.dtype} {tuple(leaf.shape)} {digest} {value.get('marked', '')}")
+            continue
+        record = document["nodes"][value["node"]]
+        if _incomparable(record):
+            left_out.append(path)
+            continue
+        lines.append(f"{path} {record[0]} {len(record[1])} {json.dumps(record[2:])}")
+        pending += reversed([(paths.join(path, part) if part else path, child) for part, child in _parts(record)])
+    return lines, left_out
+
+
+def _parts(record: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Returns the (name, value) pairs of a container; keys of mappings are values as well, named "%~key"."""
+    values = record[1]
+    if record[0] not in _MAPPINGS:
+        yield from ((str(place), value) for place, value in enumerate(values))
+        return
+    for key, value in zip(values[::2], values[1::2], strict=False):
+        yield "%~key", key
+        yield paths.path_part(key if type(key) is str else json.dumps(key)), value
+    if len(values) % 2:
+        yield "", values[-1]
+
+
+def _incomparable(record: list[Any]) -> bool:
+    return record[0] == "object" and record[2]["type"] in INCOMPARABLE
 
 
 def compare_leaves(a: Leaf, b: Leaf) -> tuple[str, float | None] | None:
@@ -154,6 +213,8 @@ class _Comparison:
         return False
 
     def _compare_containers(self, a: list[Any], b: list[Any], path: str) -> None:
+        if _incomparable(a) and _incomparable(b):
+            return
         meta_a, meta_b = (record[2] if len(record) == 3 else None for record in (a, b))
         if a[0] != b[0]:
             self._report(path, f"{a[0]} and {b[0]}")

@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+ELAPSED = "simckpt.elapsed"
+"""Type name of nodes that hold real time which has passed: no two runs share it."""
+
+UNSEEDED = "simckpt.unseeded"
+"""Type name of nodes that hold a random stream which the operating system seeded and nobody has drawn from."""
+
+INCOMPARABLE = frozenset({ELAPSED, UNSEEDED})
+"""Type names of nodes that are state, and whose content two runs that are otherwise equal do not share."""
+
 
 @dataclass(eq=False, slots=True)
 class ObjectState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from typing import Any
@@ -19,6 +20,8 @@ _BIT_GENERATORS = {
     cls.__name__: cls
     for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
+# seeds given by people fit into 64 bits; the system gives 128 random ones, of which the upper 64 are never all zero
+_LARGEST_SEED = 2**64 - 1
 # more children than this between two states: the counter is set on a new SeedSequence rather than by spawning
 _MOST_SPAWNS = 1000
 
@@ -58,6 +61,30 @@ def generator_state(generator: Any) -> dict[str, Any]:
         path="",
         type_name=name,
     )
+
+
+def is_unseeded(state: Any) -> bool:
+    """Returns whether a state is that of a PCG64 which the operating system seeded and nobody has drawn from.
+
+    numpy asks the system for 128 bits where no seed is given; shorter entropy is somebody's seed. Two processes never
+    share such a state, and nothing depends on it yet.
+    """
+    seeds = state.get("seed_sequence")
+    if seeds is None or state.get("bit_generator") != "PCG64" or state["has_uint32"] or seeds["n_children_spawned"]:
+        return False
+    entropy = seeds["entropy"]
+    if type(entropy) is not int or entropy <= _LARGEST_SEED:
+        return False
+    words: dict[str, int] = state["state"]
+    return _first_words(entropy, seeds["spawn_key"], seeds["pool_size"]) == words
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_words(entropy: int, spawn_key: tuple[int, ...], pool_size: int) -> dict[str, int]:
+    seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key, pool_size=pool_size)
+    state: dict[str, Any] = {**np.random.PCG64(seeds).state}
+    words: dict[str, int] = state["state"]
+    return words
 
 
 def _bit_generator_state(bit_generator: Any, kind: str) -> dict[str, Any]:

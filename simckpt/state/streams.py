@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from simckpt.errors import StateMismatchError, UnsupportedStateError
+from simckpt.state.nodes import UNSEEDED, ObjectState
 from simckpt.state.rng import find_generator_problem, generator_state, set_generator_state
 
 
@@ -144,7 +145,12 @@ class RNGStreams:
         UnsupportedStateError: something handed in is no generator with a state.
     """
 
+    # torch's default stream has a fixed seed; these two are seeded by the operating system
+    _SEEDED_BY_CHANCE = ("python", "numpy")
+
     def __init__(self, *generators: Any, **named: Any) -> None:
+        # what they looked like when nobody had drawn from them since this object was made; None once somebody has
+        self._untouched: dict[str, Any] = {name: repr(_comparable(name)) for name in self._SEEDED_BY_CHANCE}
         self._generators: dict[str, Any] = {str(index): generator for index, generator in enumerate(generators)} | named
         for name, generator in self._generators.items():
             try:
@@ -155,9 +161,19 @@ class RNGStreams:
                 ) from error
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of all streams, sharing no memory with them."""
+        """Returns the state of all streams, sharing no memory with them.
+
+        A stream of `random` or `numpy.random` that was not drawn from since this object was made is marked as such:
+        it is restored like the others, and not compared between runs that never seeded it.
+        """
         own = {name: generator_state(generator) for name, generator in self._generators.items()}
-        return {**global_streams_state(), "generators": own}
+        streams = global_streams_state()
+        for name in self._SEEDED_BY_CHANCE:
+            if self._untouched[name] == repr(_comparable(name)):
+                streams[name] = ObjectState(UNSEEDED, items=streams[name])
+            else:
+                self._untouched[name] = None
+        return {**streams, "generators": own}
 
     def validate_state_dict(self, state: Any) -> None:
         """Checks that a state fits.
@@ -166,6 +182,7 @@ class RNGStreams:
             StateMismatchError: it lists every stream that does not; nothing was touched.
         """
         problems: list[str] = []
+        state, _ = _unmarked(state)
         try:
             check_global_streams(state)
         except StateMismatchError as error:
@@ -192,9 +209,33 @@ class RNGStreams:
             StateMismatchError: the state does not fit; nothing was touched.
         """
         self.validate_state_dict(state)
+        state, marked = _unmarked(state)
         load_global_streams(state)
         for name, generator in self._generators.items():
             set_generator_state(generator, state["generators"][name])
+        self._untouched = {name: repr(_comparable(name)) if name in marked else None for name in self._SEEDED_BY_CHANCE}
 
     def __repr__(self) -> str:
         return f"RNGStreams({', '.join(['global', *self._generators])})"
+
+
+def _comparable(name: str) -> Any:
+    """Returns the state of a global stream in a form whose repr is complete."""
+    if name == "python":
+        return random.getstate()
+    state = np.random.get_state(legacy=False)
+    return [value.tobytes() if isinstance(value, np.ndarray) else value for value in _flat(state)]
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [inner for key in sorted(value) for inner in _flat(value[key])]
+    return [value]
+
+
+def _unmarked(state: Any) -> tuple[Any, frozenset[str]]:
+    """Returns the state without the marks of untouched streams, and the names that had one."""
+    if not isinstance(state, dict):
+        return state, frozenset()
+    marked = frozenset(name for name, value in state.items() if isinstance(value, ObjectState))
+    return {name: value.items if name in marked else value for name, value in state.items()}, marked

@@ -23,8 +23,9 @@ def uncovered_objects(components: Mapping[str, Any]) -> list[str]:
     candidates = [each for each in gc.get_objects() if isinstance_safely(each, kinds) and id(each) not in reached]
     global_generator = np.random.mtrand._rand
     inner = _reachable_modules(candidates)
+    names = _names(sys._getframe(1))
     lines = {
-        f"{_describe(each)} is alive, and no component reaches it"
+        f"{_describe(each)}{names.get(id(each), '')} is alive, and no component reaches it"
         for each in candidates
         if id(each) not in inner and each is not global_generator
     }
@@ -55,8 +56,29 @@ def _streams() -> dict[str, Callable[[], Any]]:
     }
     torch = sys.modules.get("torch")
     if torch is not None:
-        streams["torch's default generator"] = lambda: torch.get_rng_state().numpy().tobytes()
+        generators = {"torch's default generator": torch.default_generator}
+        if torch.cuda.is_initialized():
+            generators |= {f"{name} of {each.device}": each for each in torch.cuda.default_generators}
+        for name, generator in generators.items():
+            streams[name] = _reader(generator)
     return streams
+
+
+def _reader(generator: Any) -> Callable[[], bytes]:
+    return lambda: bytes(generator.get_state().numpy())
+
+
+def _names(frame: FrameType | None) -> dict[int, str]:
+    """Returns {id: where it is} of the variables on the stack, and of the attributes of local ones."""
+    names: dict[int, str] = {}
+    while frame is not None:
+        variables = [*frame.f_locals.items(), *frame.f_globals.items()]
+        for name, value in frame.f_locals.items():
+            variables += [(f"{name}.{key}", each) for key, each in getattr(value, "__dict__", {}).items()]
+        for name, value in variables:
+            names.setdefault(id(value), f" (`{name}` in {frame.f_code.co_name})")
+        frame = frame.f_back
+    return names
 
 
 def _kinds() -> tuple[type, ...]:

@@ -1,5 +1,6 @@
 """What the exactness suite runs: one record per case, and how to build its env."""
 
+import functools
 import importlib
 import warnings
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class Case:
         at: the step meant by `moment`.
         steps: how long the run goes on after the snapshot.
         damage: undoes part of the restore, for controls that must fail: `damage.py`; `python` keeps physics alone.
+        context: how workers start; None is the platform's way.
         twins: whether two runs with the same seeds equal each other; not so if the constructor draws from the system.
         kwargs: for `gym.make`.
     """
@@ -53,6 +55,7 @@ class Case:
     steps: int = 60
     num_envs: int = 3
     damage: str | None = None
+    context: str | None = None
     twins: bool = True
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -96,7 +99,13 @@ def build(case: Case) -> gym.Env[Any, Any] | VectorEnv[Any, Any, Any]:
         from simckpt.sim.worker import async_worker
 
         shared_memory = case.vectorization == "async"
-        vector = AsyncVectorEnv(functions, shared_memory=shared_memory, worker=async_worker, autoreset_mode=mode)
+        vector = AsyncVectorEnv(
+            functions,
+            shared_memory=shared_memory,
+            context=case.context,
+            worker=async_worker,
+            autoreset_mode=mode,
+        )
     if case.outside:
         # a key of its own: inside, the chain's wrapper may have used "episode"
         vector = vector_wrappers.RecordEpisodeStatistics(vector, stats_key="outer_episode")
@@ -107,7 +116,7 @@ def build(case: Case) -> gym.Env[Any, Any] | VectorEnv[Any, Any, Any]:
 
 
 def _env_function(case: Case, index: int) -> Callable[[], gym.Env[Any, Any]]:
-    return lambda: build_single(case, index)
+    return functools.partial(build_single, case, index)
 
 
 def build_single(case: Case, index: int) -> gym.Env[Any, Any]:

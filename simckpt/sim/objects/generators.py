@@ -15,8 +15,8 @@ from gymnasium.utils import seeding
 
 from simckpt.errors import StateMismatchError, UnsupportedStateError
 from simckpt.sim.objects.kind import Capture, Kind, Matching, Rebuild, Unsupported, qualified_name
-from simckpt.state.nodes import ObjectState
-from simckpt.state.rng import check_generator_state, generator_state, new_generator, set_generator_state
+from simckpt.state.nodes import UNSEEDED, ObjectState
+from simckpt.state.rng import check_generator_state, generator_state, is_unseeded, new_generator, set_generator_state
 
 GENERATOR = "simckpt.generator"
 
@@ -31,7 +31,8 @@ class GeneratorKind(Kind):
                 state = generator_state(value)
             except UnsupportedStateError as error:
                 raise Unsupported(qualified_name(type(value)), str(error)) from None
-            node = run.memo[id(value)] = ObjectState(GENERATOR, {"state": state})
+            name = UNSEEDED if is_unseeded(state) else GENERATOR
+            node = run.memo[id(value)] = ObjectState(name, {"state": state})
         return node
 
     def fits(self, matching: Matching, node: Any, live: Any) -> bool:
@@ -77,9 +78,11 @@ def _create_for_space(attributes: dict[str, Any]) -> None:
 
 def _create_for_env(attributes: dict[str, Any]) -> None:
     if attributes.get("_np_random") is None:
-        attributes["_np_random"], attributes["_np_random_seed"] = seeding.np_random()
+        # -1 is Gymnasium's word for a seed that is not known
+        attributes["_np_random"], _ = seeding.np_random()
+        attributes["_np_random_seed"] = -1
 
 
 GENERATORS = GeneratorKind()
 CLASSES: tuple[type, ...] = (np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
-BY_NAME: dict[str, Kind] = {GENERATOR: GENERATORS}
+BY_NAME: dict[str, Kind] = {GENERATOR: GENERATORS, UNSEEDED: GENERATORS}

@@ -32,14 +32,14 @@ from simckpt.sim.objects.kind import (
     qualified_name,
 )
 from simckpt.sim.objects.layout import own_attributes, read_slot, slots_of
-from simckpt.state.nodes import ObjectState
+from simckpt.state.nodes import ELAPSED, ObjectState
 from simckpt.state.tree import copy_tree
 
 HANDLE = "simckpt.handle"
 PROTOCOL = "simckpt.protocol"
 ENUM = "simckpt.enum"
 IMMUTABLE = "simckpt.immutable"
-CLOCK = "simckpt.elapsed"
+CLOCK = ELAPSED
 PATH = "simckpt.local_path"
 # prefix of attributes that lie on the class and not on the object
 CLASS = "class."
@@ -94,14 +94,17 @@ class ObjectKind(Kind):
         node = run.memo.get(key)
         if node is not None:
             return node
-        attributes: dict[str, Any] = {}
-        node = run.memo[key] = ObjectState(self.type_name, attributes)
         live = own_attributes(value)
-        skip = self._skip(run)
+        if live is not None and self.generator is not None:
+            self.generator(live)
+        # most attributes are plain and stay as the copy has them
+        attributes = {} if live is None else live.copy()
+        node = run.memo[key] = ObjectState(self.type_name, attributes)
+        skip = self._skip(run) if run.skips else self.skip
         if live is not None:
-            if self.generator is not None:
-                self.generator(live)
-            self._capture_dict(run, live, attributes, skip)
+            for name in skip:
+                attributes.pop(name, None)
+            self._capture_dict(run, attributes)
         for name, holder in self.class_attributes.items():
             if live is None or name not in live:
                 attributes[f"{CLASS}{name}"] = run.child(holder.__dict__[name], f"{CLASS}{name}")
@@ -114,33 +117,26 @@ class ObjectKind(Kind):
         return node
 
     def _skip(self, run: Capture) -> frozenset[str]:
-        if not run.skips:
-            return self.skip
         return self.skip.union(*(run.skips.get(base, ()) for base in self.cls.__mro__))
 
-    def _capture_dict(
-        self, run: Capture, live: dict[str, Any], attributes: dict[str, Any], skip: frozenset[str]
-    ) -> None:
-        # most attributes are plain and stay as the copy has them
-        attributes.update(live)
-        for name in skip & live.keys():
-            del attributes[name]
-        for name in self.clocks & attributes.keys():
-            attributes[name] = elapsed_since(attributes[name])
+    def _capture_dict(self, run: Capture, attributes: dict[str, Any]) -> None:
+        """Replaces each attribute by its node, in place."""
+        for name in self.clocks:
+            if name in attributes:
+                attributes[name] = elapsed_since(attributes[name])
         kinds = run.kinds
         objects = run.objects
+        plain = PLAIN
         for name, item in attributes.items():
             cls = type(item)
-            if cls in PLAIN:
+            if cls in plain:
                 if cls is str and item[:1] == "/" and is_local_path(name, item):
                     attributes[name] = ObjectState(PATH)
                 continue
             if cls is ObjectState:
                 continue
-            kind = kinds.get(cls)
             try:
-                if kind is None:
-                    kind = run.classify(cls)
+                kind = kinds.get(cls) or run.classify(cls)
                 if objects is not None:
                     objects.append(item)
                 attributes[name] = kind.capture(run, item)
@@ -394,6 +390,8 @@ class ClockKind(Kind):
     def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
         now = time.perf_counter()
         passed = node.items
+        if isinstance(passed, deque):
+            return deque(passed, passed.maxlen)
         if isinstance(passed, np.ndarray):
             # unset marks (0 or -1) were stored as negative times
             return np.where(passed >= 0, now - passed, passed + 1)
@@ -401,10 +399,13 @@ class ClockKind(Kind):
 
 
 def elapsed_since(mark: Any) -> Any:
-    """Returns the node of a clock mark: time since [s], unset marks (not positive) less one."""
+    """Returns the node of a clock mark: time since [s], unset marks (not positive) less one; durations as they are."""
     now = time.perf_counter()
     if isinstance(mark, np.ndarray):
         return ObjectState(CLOCK, items=np.where(mark > 0, now - mark, mark - 1.0))
+    if isinstance(mark, deque):
+        # durations already
+        return ObjectState(CLOCK, items=deque(mark, mark.maxlen))
     if isinstance(mark, int | float):
         return ObjectState(CLOCK, items=now - mark if mark > 0 else float(mark) - 1.0)
     return ObjectState(HANDLE, {"class": "clock"})

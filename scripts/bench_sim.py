@@ -1,0 +1,261 @@
+"""What the snapshots of simulators weigh: the two simulator bars, each side by side with what it is measured against.
+
+python scripts/bench_sim.py
+
+Everything that is compared runs in turn in this one process, in an order that rotates. Medians with their 95 % intervals
+by order statistics, which assume no distribution. The time on the processor is what counts where one process does the
+work, for on a shared machine others stretch the time on the clock; both are printed.
+"""
+
+import argparse
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+
+import simckpt
+from simckpt import state
+from simckpt.sim import EnvHandle
+from simckpt.sim.physics import Physics
+from simckpt.sim.physics_batch import PhysicsBatch
+
+ENV_ID = "Ant-v5"
+PHYSICS_BAR = 2.0  # times a bare field-wise copy
+SNAPSHOT_BAR = 150.0  # [us per env]
+STEPPING_BAR = 1.02  # times the bare vector env
+CONFIDENCE = 0.95
+
+
+@dataclass
+class Times:
+    """Durations of one kind of work: on the clock and on the processor [s]."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def measure(self, work: Callable[[], Any]) -> None:
+        """Runs `work` once; what it returns is freed outside the measured time."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        result = work()
+        self.cpu.append(time.process_time() - cpu)
+        self.wall.append(time.perf_counter() - wall)
+        del result
+
+
+@dataclass(frozen=True)
+class Median:
+    """A median and the interval that holds it with 95 % confidence."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        digits = 3 if self.value < 10 else 1
+        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+def median(values: Sequence[float]) -> Median:
+    """Returns the median and its interval between two order statistics, by the binomial distribution."""
+    ordered, count = sorted(values), len(values)
+    # the k-th smallest and the k-th largest miss the median with probability 2 P(B(n, 1/2) < k)
+    rank, tail = 0, 2 * 0.5**count
+    while tail <= 1 - CONFIDENCE:
+        rank += 1
+        tail += 2 * math.comb(count, rank) * 0.5**count
+    rank = max(rank - 1, 0)
+    return Median(statistics.median(ordered), ordered[rank], ordered[count - 1 - rank])
+
+
+def ratios(one: Sequence[float], other: Sequence[float]) -> Median:
+    """Returns the median of the ratios of durations that were measured next to each other."""
+    return median([a / b for a, b in zip(one, other, strict=True)])
+
+
+def per_env(durations: Sequence[float], num_envs: int) -> Median:
+    """Returns the median [us per env]."""
+    return median([duration / num_envs * 1e6 for duration in durations])
+
+
+def verdict(value: float, bar: float) -> str:
+    """Returns whether the bar is kept, and by how much."""
+    return f"{'pass' if value <= bar else 'MISS'} by {abs(value / bar - 1):.1%} (bar {bar:g})"
+
+
+def copy_looked_up(simulations: Sequence[Physics]) -> list[dict[str, Any]]:
+    """Returns the fields of each simulation, each looked up by its name, as a plain program copies them."""
+    return [
+        {
+            **{name: _field(physics.data, name).copy() for name in physics.arrays},
+            **{name: getattr(physics.data, name) for name in physics.scalars},
+        }
+        for physics in simulations
+    ]
+
+
+def _field(data: mujoco.MjData, name: str) -> Any:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(getattr(data, owner), attribute) if owner else getattr(data, attribute)
+
+
+def copy_cached(simulations: Sequence[Physics]) -> list[dict[str, Any]]:
+    """Returns the same, from views that were looked up beforehand: the cheapest that numpy allows field by field."""
+    return [
+        {
+            **{name: array.copy() for name, array in physics.arrays.items()},
+            **{name: getattr(physics.data, name) for name in physics.scalars},
+        }
+        for physics in simulations
+    ]
+
+
+def snapshots(num_envs: int, rounds: int) -> bool:
+    """Prints the bars of an in-memory snapshot; returns whether they are kept."""
+    envs = simckpt.make_vec(ENV_ID, num_envs, vectorization_mode="sync")
+    envs.reset(seed=1)
+    rng = np.random.default_rng(1)
+    simulations = [EnvHandle(env).simulations["physics"] for env in envs.envs]
+    batch = PhysicsBatch(simulations)
+    kinds: dict[str, tuple[Times, Callable[[], Any]]] = {
+        "looked up": (Times(), lambda: copy_looked_up(simulations)),
+        "cached": (Times(), lambda: copy_cached(simulations)),
+        "physics": (Times(), batch.capture),
+        "model": (Times(), lambda: [physics.capture_model() for physics in simulations]),
+        "whole": (Times(), envs.state_dict),
+    }
+    for round_number in range(rounds + 2):
+        for turn in range(len(kinds)):
+            name = list(kinds)[(turn + round_number) % len(kinds)]
+            times, work = kinds[name]
+            # a step before each: all of them then find what the training loop leaves in the caches
+            envs.step(rng.uniform(-1, 1, envs.action_space.shape).astype(np.float32))
+            (times if round_number >= 2 else Times()).measure(work)
+    times = {name: kind[0] for name, kind in kinds.items()}
+
+    print(f"in-memory snapshot of {num_envs} {ENV_ID} envs, sync, {rounds} rounds [us per env]")
+    rows = {
+        "looked up": "bare copy of the fields, each looked up",
+        "cached": "bare copy of the fields, views cached",
+        "physics": "physics: the same fields, all envs",
+        "model": "model: what differs from the baseline",
+        "whole": "whole snapshot, state_dict()",
+    }
+    _print_header()
+    for name, text in rows.items():
+        _print_row(text, per_env(times[name].cpu, num_envs), per_env(times[name].wall, num_envs))
+    rest = [
+        [c - a - b for a, b, c in zip(times["physics"].cpu, times["model"].cpu, times["whole"].cpu, strict=True)],
+        [c - a - b for a, b, c in zip(times["physics"].wall, times["model"].wall, times["whole"].wall, strict=True)],
+    ]
+    _print_row("rest: Python objects, the vector env's own", *(per_env(values, num_envs) for values in rest))
+    kept = []
+    for name in ("looked up", "cached"):
+        found = ratios(times["physics"].cpu, times[name].cpu)
+        on_clock = ratios(times["physics"].wall, times[name].wall)
+        _print_row(f"physics over {rows[name]}", found, on_clock, verdict(found.value, PHYSICS_BAR))
+        kept.append(found.value <= PHYSICS_BAR)
+    whole = per_env(times["whole"].cpu, num_envs)
+    print(f"  whole snapshot, on the processor: {verdict(whole.value, SNAPSHOT_BAR)}")
+    _restores(envs, num_envs)
+    envs.close()
+    return all(kept) and whole.value <= SNAPSHOT_BAR
+
+
+def _restores(envs: simckpt.SnapshotVectorEnv, num_envs: int) -> None:
+    saved = envs.state_dict()
+    restore, encoding = Times(), Times()
+    for _ in range(5):
+        envs.step(envs.action_space.sample())
+        restore.measure(lambda: envs.load_state_dict(saved))
+        snapshot = envs.state_dict()
+        encoding.measure(lambda snapshot=snapshot: state.encode(snapshot))
+    _print_row("restore, load_state_dict()", per_env(restore.cpu, num_envs), per_env(restore.wall, num_envs))
+    _print_row("joined and encoded for a file", per_env(encoding.cpu, num_envs), per_env(encoding.wall, num_envs))
+    encoded = state.encode(saved)
+    sizes = {"models": 0, "physics": 0, "other": 0}
+    for path, leaf in encoded.leaves.items():
+        part = path.partition("/")[0]
+        sizes[part if part in sizes else "other"] += leaf.data.nbytes
+    sizes["other"] += len(encoded.structure)
+    each = (sizes["physics"] + sizes["other"]) / num_envs
+    print(
+        f"  {each:,.0f} bytes per env ({sizes['physics'] / num_envs:,.0f} of them physics), and "
+        f"{sizes['models']:,} bytes once for the model"
+    )
+
+
+def stepping(mode: str, num_envs: int, pairs: int, steps: int) -> bool:
+    """Prints what a step through the wrapper costs against the bare vector env; returns whether the bar is kept."""
+    bare = gym.make_vec(ENV_ID, num_envs, vectorization_mode=mode)
+    wrapped = simckpt.make_vec(ENV_ID, num_envs, vectorization_mode=mode)
+    # equal seeds and actions: both simulate the same contacts, so what differs is the wrapper
+    rng = np.random.default_rng(2)
+    for envs in (bare, wrapped):
+        envs.reset(seed=3)
+    times = {id(bare): Times(), id(wrapped): Times()}
+    for pair in range(-2, pairs):
+        actions = rng.uniform(-1, 1, (steps, *bare.action_space.shape)).astype(np.float32)
+        for envs in (bare, wrapped) if pair % 2 == 0 else (wrapped, bare):
+            (times[id(envs)] if pair >= 0 else Times()).measure(lambda envs=envs, actions=actions: run(envs, actions))
+    unit = [1e6 / steps / num_envs] * 2
+    print(f"\nstepping {ENV_ID} x {num_envs}, {mode}, ABBA, {pairs} pairs of {steps} steps [us per env step]")
+    _print_header()
+    for text, envs in (("bare gymnasium", bare), ("through simckpt.make_vec", wrapped)):
+        found = times[id(envs)]
+        _print_row(text, *(median([v * u for v in values]) for values, u in zip((found.cpu, found.wall), unit, strict=True)))
+    one, other = times[id(wrapped)], times[id(bare)]
+    on_processor, on_clock = ratios(one.cpu, other.cpu), ratios(one.wall, other.wall)
+    # the workers' time on the processor is not this process's
+    counted = on_processor if mode == "sync" else on_clock
+    which = "processor" if mode == "sync" else "clock"
+    _print_row("ratio", on_processor, on_clock)
+    print(f"  upper end, on the {which}: {verdict(counted.high, STEPPING_BAR)}")
+    bare.close()
+    wrapped.close()
+    return counted.high <= STEPPING_BAR
+
+
+def run(envs: Any, actions: Any) -> None:
+    """Steps a vector env."""
+    for action in actions:
+        envs.step(action)
+
+
+def _print_header() -> None:
+    print(f"  {'':56} {'processor':>24} {'clock':>24}")
+
+
+def _print_row(text: str, cpu: Median, wall: Median, note: str = "") -> None:
+    print(f"  {text:56} {cpu!s:>24} {wall!s:>24}  {note}".rstrip())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--num-envs", type=int, default=64, help="of the snapshots")
+    parser.add_argument("--rounds", type=int, default=25, help="of the snapshots")
+    parser.add_argument("--pairs", type=int, default=30, help="of the stepping")
+    parser.add_argument("--steps", type=int, default=40, help="in each half of a pair")
+    args = parser.parse_args()
+
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"{os.cpu_count()} cores, load average {load}, {platform.machine()}, Python {platform.python_version()}")
+    print(f"gymnasium {gym.__version__}, mujoco {mujoco.__version__}, numpy {np.__version__}")
+    print("medians, with the interval that holds them with 95 % confidence\n")
+    kept = [
+        snapshots(args.num_envs, args.rounds),
+        stepping("sync", 8, args.pairs, args.steps),
+        stepping("async", 8, args.pairs, args.steps),
+    ]
+    print(f"\n{'all bars kept' if all(kept) else 'a bar was missed'}; load average now {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
