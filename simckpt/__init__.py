@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simckpt.checkpoint import Checkpoint, VersionWarning
-    from simckpt.checkpointer import Checkpointer, SaveFailedWarning
-    from simckpt.errors import SimckptError
+    from simckpt.checkpoint import Checkpoint
+    from simckpt.checkpointer import Checkpointer
+    from simckpt.errors import SaveFailedWarning, SimckptError, SimckptWarning, UpkeepWarning, VersionWarning
     from simckpt.policies import AtSteps, EverySteps, KeepLast
     from simckpt.run import Run
     from simckpt.sim import (
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         async_worker,
         make_vec,
         register_adapter,
-        register_handle,
+        register_stateless,
     )
     from simckpt.state import LoopState, RNGStreams
     from simckpt.store import Store
@@ -32,16 +32,18 @@ _MODULES = {
     "LoopState": "state",
     "RNGStreams": "state",
     "Run": "run",
-    "SaveFailedWarning": "checkpointer",
+    "SaveFailedWarning": "errors",
     "SimckptError": "errors",
+    "SimckptWarning": "errors",
     "SnapshotEnv": "sim",
     "SnapshotVectorEnv": "sim",
     "Store": "store",
-    "VersionWarning": "checkpoint",
+    "UpkeepWarning": "errors",
+    "VersionWarning": "errors",
     "async_worker": "sim",
     "make_vec": "sim",
     "register_adapter": "sim",
-    "register_handle": "sim",
+    "register_stateless": "sim",
 }
 
 __version__ = "0.1.0"
@@ -56,14 +58,16 @@ __all__ = [
     "Run",
     "SaveFailedWarning",
     "SimckptError",
+    "SimckptWarning",
     "SnapshotEnv",
     "SnapshotVectorEnv",
     "Store",
+    "UpkeepWarning",
     "VersionWarning",
     "async_worker",
     "make_vec",
     "register_adapter",
-    "register_handle",
+    "register_stateless",
 ]
 
 

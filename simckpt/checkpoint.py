@@ -8,16 +8,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from simckpt import provenance, state
-from simckpt.errors import LeafNotFoundError
+from simckpt.errors import LeafNotFoundError, VersionWarning
 from simckpt.restore import BoundComponent, apply, bind
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
     from simckpt.storage import CommitRecord, LeafRecord, StoreFiles
-
-
-class VersionWarning(UserWarning):
-    """A checkpoint was saved with other library versions or on another machine; exactness is not promised."""
 
 
 class Checkpoint:
@@ -105,8 +101,8 @@ class Checkpoint:
     def restore(self, components: Mapping[str, Any]) -> None:
         """Puts the saved states into the live objects, in place: all of them or none.
 
-        Every byte is read and verified first, then keys and shapes are compared with the live objects, then an undo
-        copy is taken, and only then anything changes. Components of the checkpoint that are not asked for are left
+        Every byte is read and verified first, then an undo copy of the live objects is taken, keys and shapes are
+        compared with them, and only then anything changes. Components of the checkpoint that are not asked for are left
         alone, so an evaluation may restore the agent by itself.
 
         Args:
@@ -116,6 +112,11 @@ class Checkpoint:
             DamagedError: the files are damaged.
             StateMismatchError: the state does not fit; all differences are listed.
             RestoreError: a component failed halfway; everything was put back.
+            CaptureError: the undo copy could not be taken; nothing was touched.
+            HalfRestoredError: a component failed halfway and could not be put back.
+
+        Warns:
+            VersionWarning: saved with other versions or on another machine.
         """
         self.restore_bound(bind(components))
 
@@ -123,8 +124,9 @@ class Checkpoint:
         """Does what `restore` does, for components that are bound already."""
         available = set(self.components())
         saved = self.read([name for name in bound if name in available])
-        apply(bound, saved, source=f"checkpoint {self.id} (run {self.run!r}, step {self.step})")
         differences = provenance.version_differences(self.versions, provenance.versions())
         if differences:
+            # before anything changes: a program may turn warnings into errors
             message = f"checkpoint {self.id} was saved elsewhere, and going on from it may not be bit-exact: "
-            warnings.warn(message + "; ".join(differences), VersionWarning, stacklevel=2)
+            warnings.warn(message + "; ".join(differences), VersionWarning, stacklevel=3)
+        apply(bound, saved, source=f"checkpoint {self.id} (run {self.run!r}, step {self.step})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import warnings
 from collections.abc import Mapping
@@ -11,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 from simckpt import provenance, restore, state
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import (
-    CaptureError,
     CheckpointNotFoundError,
     ConfigurationError,
+    ConflictError,
+    SaveFailedWarning,
+    SimckptError,
     StateMismatchError,
     StorageError,
+    StoreError,
+    UpkeepWarning,
 )
 from simckpt.policies import CheckpointFacts, KeepAll, KeepPolicy, Moment, SavePolicy
 from simckpt.storage import CommitDraft
+from simckpt.storage.names import encode_part
 
 if TYPE_CHECKING:
     from simckpt.run import Run
@@ -27,8 +33,7 @@ if TYPE_CHECKING:
 DECISIONS = "checkpointer"  # the component that holds what the policies remember; part of every checkpoint
 
 
-class SaveFailedWarning(UserWarning):
-    """A due save failed; the newest checkpoint before it is whole, and training goes on."""
+METRICS_LIMIT = 2048  # [bytes] as JSON: a commit record, which listings read, has 4 KB for everything
 
 
 class Checkpointer:
@@ -72,9 +77,21 @@ class Checkpointer:
         self._keep = keep or KeepAll()
         self._decisions = state.LoopState(previous_step=0)
         self._bound = restore.bind({**components, DECISIONS: self._decisions})
-        records = files.records(run.name)
+        # component -> paths of its leaves, and the texts that explain them
+        self._explained: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {}
+        restore.rehearse(self._bound)
+        damaged: dict[int, StoreError] = {}
+        # the checkpoints of the head's line that are there; kept here, for reading them anew takes longer each time
+        self._line = run.checkpoints(damaged=damaged)
+        records = files.records(run.name, damaged=damaged)
         self._head: str | None = records[-1].id if records else None
+        self._must_restore = bool(records or damaged)
+        self._last_step = 0
         self.last_error: Exception | None = None
+        for seq, error in sorted(damaged.items()):
+            warnings.warn(
+                f"checkpoint number {seq} of run {run.name!r} is damaged: {error}", UpkeepWarning, stacklevel=3
+            )
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -91,6 +108,7 @@ class Checkpointer:
             StateMismatchError: names, keys or shapes differ from the checkpoint's; nothing was touched.
             RestoreError: a component failed halfway; everything was put back.
             DamagedError: the checkpoint's files are damaged.
+            HalfRestoredError: a component failed halfway and could not be put back.
         """
         try:
             checkpoint = self._run.latest()
@@ -102,34 +120,39 @@ class Checkpointer:
             message = f"checkpoint {checkpoint.id} does not fit the live objects, which are untouched:\n  "
             raise StateMismatchError(message + "\n  ".join(problems), problems=problems)
         checkpoint.restore_bound(self._bound)
-        self._files.log_event(
-            self._run.name, {"event": "restored", "checkpoint": checkpoint.id, "step": checkpoint.step}
-        )
+        self._must_restore = False
+        self._last_step = checkpoint.step
+        self._run.log("restored", checkpoint=checkpoint.id, step=checkpoint.step)
         return checkpoint
 
     def step(self, step: int, metrics: Mapping[str, float] | None = None) -> Checkpoint | None:
         """Returns the checkpoint if one was due and was saved, else None. Call it where the loop's state is whole.
 
-        A save that fails because the disk refuses, or because something in the state cannot be captured, is reported by
+        A save that fails, because the disk refuses or because something in the state cannot be captured, is reported by
         a `SaveFailedWarning` and in `last_error`: training goes on, and the next due step tries again.
 
         Args:
             step: the step the loop has reached; must not go back [env steps].
-            metrics: {name: number}, kept with the checkpoint.
+            metrics: {name: number}, kept with the checkpoint; together at most 2 KB as JSON.
 
         Raises:
+            ConfigurationError: the arguments make no sense, or the run has checkpoints and `restore_latest` was not
+                called: going on would bury them under a new start.
             ConflictError: another writer has committed to this run.
         """
-        moment = Moment(_checked_step(step), self._decisions.previous_step, _checked_metrics(metrics))
-        self._claim.beat()
+        moment = self._moment(step, metrics)
         decision = self._save_when.decide(moment)
         if not decision.due:
             return None
         try:
             return self._save(moment, reason=decision.reason)
-        except (CaptureError, StorageError) as error:
+        except ConflictError:
+            raise
+        except SimckptError as error:
             self.last_error = error
-            self._report(step, error)
+            message = f"the save of run {self._run.name!r} at step {step} failed, training goes on: {error}"
+            warnings.warn(message, SaveFailedWarning, stacklevel=2)
+            self._run.log("save failed", step=moment.step, error=str(error))
             return None
 
     def save(self, step: int, metrics: Mapping[str, float] | None = None) -> Checkpoint:
@@ -138,12 +161,22 @@ class Checkpointer:
         Raises:
             UnsupportedStateError: something in the state cannot be captured.
             StorageError: the disk refused; the checkpoints before this one are untouched.
-            ConflictError: another writer has committed to this run.
+            ConfigurationError, ConflictError: as `step`.
         """
+        return self._save(self._moment(step, metrics), reason="asked for")
+
+    def _moment(self, step: int, metrics: Mapping[str, float] | None) -> Moment:
+        moment = Moment(_checked_step(step), self._decisions.previous_step, _checked_metrics(metrics))
+        if self._must_restore:
+            raise ConfigurationError(
+                f"run {self._run.name!r} has checkpoints, and this checkpointer has restored none: call restore_latest() "
+                "before the loop, or start a run of another name"
+            )
+        if moment.step < self._last_step:
+            raise ConfigurationError(f"steps must not go back: {moment.step} after {self._last_step}", keys=["step"])
+        self._last_step = moment.step
         self._claim.beat()
-        return self._save(
-            Moment(_checked_step(step), self._decisions.previous_step, _checked_metrics(metrics)), reason="asked for"
-        )
+        return moment
 
     def _save(self, moment: Moment, *, reason: str) -> Checkpoint:
         self._decisions.previous_step = moment.step
@@ -155,34 +188,42 @@ class Checkpointer:
             versions=provenance.versions(),
             host=platform.node(),
         )
-        record = self._files.commit(self._run.name, draft, encoded)
+        record = self._files.commit(self._run.name, draft, encoded, attributes=self._explain(encoded))
+        checkpoint = Checkpoint(self._files, self._run.name, record)
         self._head = record.id
+        self._line.append(checkpoint)
         self.last_error = None
-        self._files.log_event(
-            self._run.name, {"event": "saved", "checkpoint": record.id, "step": record.step, "reason": reason}
-        )
+        self._run.log("saved", checkpoint=record.id, step=record.step, reason=reason)
         self._prune()
-        return Checkpoint(self._files, self._run.name, record)
+        return checkpoint
+
+    def _explain(self, encoded: Mapping[str, state.Encoded]) -> dict[str, dict[str, str]]:
+        """Returns {path in the file: texts for people}, made anew only for components whose leaves have changed."""
+        for name, component in encoded.items():
+            paths = tuple(component.leaves)
+            if name in self._explained and self._explained[name][0] == paths:
+                continue
+            texts = state.attributes_of(self._bound[name].handle, paths)
+            if name == DECISIONS:
+                texts[""] = {"description": "What the policies that decide when to save and what to keep remember."}
+            prefix = encode_part(name)
+            self._explained[name] = paths, {f"{prefix}/{path}".rstrip("/"): text for path, text in texts.items()}
+        return {path: text for name in encoded for path, text in self._explained[name][1].items()}
 
     def _prune(self) -> None:
-        checkpoints = self._run.checkpoints()
-        kept = self._keep.keep([CheckpointFacts(each.id, each.step, each.metrics) for each in checkpoints])
-        for checkpoint in checkpoints:
+        kept = self._keep.keep([CheckpointFacts(each.id, each.step, each.metrics) for each in self._line])
+        for checkpoint in list(self._line):
             # the head is what a crash goes back to: no policy may drop it
             if checkpoint.id in kept or checkpoint.id == self._head:
                 continue
-            self._files.prune(self._run.name, checkpoint.seq, "no keep policy wants it")
-            self._files.log_event(
-                self._run.name, {"event": "pruned", "checkpoint": checkpoint.id, "reason": f"not kept by {self._keep}"}
-            )
-
-    def _report(self, step: int, error: Exception) -> None:
-        message = f"the save of run {self._run.name!r} at step {step} failed, training goes on: {error}"
-        try:
-            self._files.log_event(self._run.name, {"event": "save failed", "step": step, "error": str(error)})
-        except OSError:
-            message += " (nor could it be logged)"
-        warnings.warn(message, SaveFailedWarning, stacklevel=3)
+            try:
+                self._files.prune(self._run.name, checkpoint.seq, f"not kept by {self._keep}")
+            except (StorageError, StoreError) as error:
+                message = f"{checkpoint!r} could not be pruned, which is tried again after the next save: {error}"
+                warnings.warn(message, UpkeepWarning, stacklevel=4)
+                continue
+            self._line.remove(checkpoint)
+            self._run.log("pruned", checkpoint=checkpoint.id, step=checkpoint.step, reason=f"not kept by {self._keep}")
 
 
 def _checked_step(step: Any) -> int:
@@ -202,4 +243,8 @@ def _checked_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
             checked[str(name)] = float(value)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"metric {name!r} is no number: {value!r}", keys=[str(name)]) from error
+    size = len(json.dumps(checked))
+    if size > METRICS_LIMIT:
+        message = f"{len(checked)} metrics take {size} bytes as JSON and may take {METRICS_LIMIT}: give fewer"
+        raise ConfigurationError(message, keys=list(checked))
     return checked

@@ -78,6 +78,8 @@ def in_force(
     Raises:
         ConfigurationError: the wishes that contradict the run, all of them.
     """
+    if isinstance(free, str):
+        raise ConfigurationError(f"free is a set of keys such as {{{free!r}}}, got a string", keys=["free"])
     allowed = set(free)
     merged, conflicts = dict(saved), []
     for key, value in given.items():
@@ -97,7 +99,10 @@ def in_force(
 
 
 def with_values(args: Arguments, values: Mapping[str, Any]) -> Arguments:
-    """Returns a copy of the arguments, of their own type, with the given values; keys they lack are left out."""
+    """Returns a copy of the arguments with the given values; keys that a dataclass lacks are left out.
+
+    A dataclass and a Namespace keep their type, another mapping becomes a dict.
+    """
     if dataclasses.is_dataclass(args) and not isinstance(args, type):
         current = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
         changed = copy.copy(args)
@@ -105,7 +110,7 @@ def with_values(args: Arguments, values: Mapping[str, Any]) -> Arguments:
             if key in current and not _same(plain(key, current[key]), value):
                 object.__setattr__(changed, key, _like(current[key], value))
         return changed
-    fresh: Any = copy.copy(args)
+    fresh: Any = copy.copy(args) if isinstance(args, argparse.Namespace) else dict(cast(Mapping[str, Any], args))
     target: MutableMapping[str, Any] = vars(fresh) if isinstance(fresh, argparse.Namespace) else fresh
     for key, value in values.items():
         if key not in target or not _same(plain(key, target[key]), value):

@@ -1,10 +1,11 @@
-"""Every error that simckpt raises on purpose, grouped by what a handler would do about it.
+"""Every error and warning that simckpt raises on purpose, grouped by what a handler would do about it.
 
     SimckptError
     ├── CaptureError               the live state cannot be captured: change the program
     │   └── UnsupportedStateError    (TypeError)   an object that is neither state nor a known handle
     ├── RestoreError               the live objects did not take the state and are as they were
     │   └── StateMismatchError       (ValueError)  other keys, shapes, dtypes, classes or models than the checkpoint's
+    ├── HalfRestoredError          a restore failed and could not be undone: build these components anew
     ├── ConfigurationError         (ValueError)    hyperparameters or arguments that contradict the run
     └── StoreError                 the files
         ├── InvalidNameError         (ValueError)  a run name that cannot be a folder
@@ -20,6 +21,12 @@
         └── StorageError             (OSError)     the disk refused
             └── StorageFullError
 
+    SimckptWarning                 (UserWarning)
+    ├── SaveFailedWarning          a due save failed, training goes on
+    ├── UpkeepWarning              the save is in the store; pruning old ones or writing the log failed
+    └── VersionWarning             the checkpoint is from another machine or other versions
+
+`simckpt.testing` adds InexactResumeError, TrainingFailedError and UncoveredStateWarning.
 A message says what failed, where (a path or an id), and what to do next; the fields carry the same for programs.
 """
 
@@ -35,6 +42,25 @@ class SimckptError(Exception):
     def __str__(self) -> str:
         # KeyError would show its message quoted; every error here shows plain text
         return str(self.args[0]) if self.args else type(self).__name__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # the default protocol calls the class with the message alone; errors cross the pipes of workers and executors
+        system = {name: getattr(self, name) for name in _OS_FIELDS if getattr(self, name, None) is not None}
+        return _rebuild, (type(self), self.args, dict(vars(self)), system)
+
+
+_OS_FIELDS = ("errno", "strerror", "filename")
+
+
+def _rebuild(
+    cls: type[SimckptError], args: tuple[object, ...], fields: dict[str, object], system: dict[str, object]
+) -> SimckptError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    vars(error).update(fields)
+    for name, value in system.items():
+        setattr(error, name, value)
+    return error
 
 
 class CaptureError(SimckptError):
@@ -54,14 +80,6 @@ class UnsupportedStateError(CaptureError, TypeError):
         self.path = path
         self.type_name = type_name
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # keyword-only arguments do not survive the default protocol, and async workers send this error through a pipe
-        return _rebuild_unsupported, (str(self), self.path, self.type_name)
-
-
-def _rebuild_unsupported(message: str, path: str, type_name: str) -> UnsupportedStateError:
-    return UnsupportedStateError(message, path=path, type_name=type_name)
-
 
 class RestoreError(SimckptError):
     """The live objects did not take the state; they are as they were before the restore."""
@@ -78,12 +96,17 @@ class StateMismatchError(RestoreError, ValueError):
         super().__init__(message)
         self.problems = tuple(problems)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_mismatch, (str(self), self.problems)
 
+class HalfRestoredError(SimckptError):
+    """A restore failed, and so did putting things back.
 
-def _rebuild_mismatch(message: str, problems: tuple[str, ...]) -> StateMismatchError:
-    return StateMismatchError(message, problems=problems)
+    Attributes:
+        components: those that are in an undefined state; build them anew before going on.
+    """
+
+    def __init__(self, message: str, *, components: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.components = tuple(components)
 
 
 class ConfigurationError(SimckptError, ValueError):
@@ -178,3 +201,19 @@ class StorageFullError(StorageError):
         super().__init__(message)
         self.needed = needed
         self.free = free
+
+
+class SimckptWarning(UserWarning):
+    """Base of the warnings of simckpt."""
+
+
+class SaveFailedWarning(SimckptWarning):
+    """A due save failed; the newest checkpoint before it is whole, and training goes on."""
+
+
+class UpkeepWarning(SimckptWarning):
+    """The checkpoint is in the store, but pruning older ones or writing the run's log failed."""
+
+
+class VersionWarning(SimckptWarning):
+    """A checkpoint was saved with other library versions or on another machine; exactness is not promised."""

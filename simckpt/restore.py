@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from simckpt import state
-from simckpt.errors import ConfigurationError, RestoreError, SimckptError, StateMismatchError
+from simckpt.errors import (
+    ConfigurationError,
+    HalfRestoredError,
+    RestoreError,
+    SimckptError,
+    StateMismatchError,
+    UnsupportedStateError,
+)
 
 ENVS, PLAIN, STREAMS = range(3)  # the order of a restore: physics may run user callbacks, RNG streams come last
 
@@ -55,6 +62,22 @@ def capture(bound: Mapping[str, BoundComponent]) -> dict[str, Any]:
     return {name: component.handle.capture() for name, component in bound.items()}
 
 
+def rehearse(bound: Mapping[str, BoundComponent]) -> None:
+    """Captures every component and checks that it could be restored from that; changes nothing.
+
+    Raises:
+        UnsupportedStateError: a component that cannot be captured, or that would not take back its own state.
+    """
+    for name, component in bound.items():
+        tree = component.handle.capture()
+        encoded = state.encode(tree)
+        try:
+            component.handle.validate(state.decode(encoded.leaves, encoded.structure, template=tree))
+        except SimckptError as error:
+            message = f"component {name!r} can be captured, but would not take back its own state: {error}"
+            raise UnsupportedStateError(message, path=name, type_name=type(component.handle).__name__) from error
+
+
 def apply(bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded], *, source: str) -> None:
     """Puts the saved states into the live objects: all of them, or none.
 
@@ -66,6 +89,7 @@ def apply(bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded
     Raises:
         StateMismatchError: the states do not fit; all problems of all components are listed, nothing was touched.
         RestoreError: a component failed while it was being changed; all were put back.
+        HalfRestoredError: it failed, and something could not be put back.
     """
     undo = capture(bound)
     states = decode(bound, saved, undo, source=source)
@@ -121,16 +145,16 @@ def _put_back(
     source: str,
     error: BaseException,
 ) -> None:
-    failures = []
+    failures = {}
     for name in touched:
         try:
             bound[name].handle.apply(undo[name])
         except Exception as second:
-            failures.append(f"{name}: {type(second).__name__}: {second}")
+            failures[name] = f"{name}: {type(second).__name__}: {second}"
     if failures:
         message = (
             f"restoring {source} failed ({type(error).__name__}: {error}), and so did putting back "
-            + "; ".join(failures)
+            + "; ".join(failures.values())
             + ". These components are in an undefined state: build them anew before going on."
         )
-        raise RestoreError(message) from error
+        raise HalfRestoredError(message, components=list(failures)) from error

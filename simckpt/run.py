@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from simckpt import configuration
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StoreError
+from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StorageError, StoreError, UpkeepWarning
 from simckpt.policies import KeepPolicy, SavePolicy
 from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord
 
@@ -47,6 +48,13 @@ class Run:
         if self._claim is not None:
             self._claim.release()
             self._claim = None
+
+    def log(self, event: str, **facts: Any) -> None:
+        """Adds a line to the run's log for people. A log that cannot be written ends in an `UpkeepWarning` alone."""
+        try:
+            self._files.log_event(self.name, {"event": event, **facts})
+        except StorageError as error:
+            warnings.warn(f"the log of run {self.name!r} could not be written: {error}", UpkeepWarning, stacklevel=3)
 
     @property
     def id(self) -> str:
@@ -86,10 +94,14 @@ class Run:
         given = configuration.values_of(args)
         known = configuration.defaults_of(args)
         known |= {key: configuration.plain(key, value) for key, value in (defaults or {}).items()}
+        if isinstance(free, str):
+            raise ConfigurationError(f"free is a set of keys such as {{{free!r}}}, got a string", keys=["free"])
         # before the first commit nothing depends on the hyperparameters yet, so that a wish cannot contradict anything
-        allowed = set(free) if self._files.records(self.name) else set(free) | _wished(given, known)
+        committed = bool(self._files.sequence(self.name))
+        allowed = set(free) if committed else set(free) | _wished(given, known)
         merged = configuration.in_force(self.record.hyperparameters, given, defaults=known, free=allowed, run=self.name)
-        if not self._files.records(self.name):
+        self.log("configured", hyperparameters=merged)
+        if not committed:
             claim.verify()
             self.record = replace(self.record, hyperparameters=merged)
             self._files.write_run(self.name, self.record)
@@ -123,8 +135,14 @@ class Run:
 
         Raises:
             CheckpointNotFoundError: the run has no checkpoint yet.
+            DamagedError, FormatError: the newest record cannot be trusted.
         """
-        found = self.checkpoints()
+        damaged: dict[int, StoreError] = {}
+        found = self.checkpoints(damaged=damaged)
+        # an older damaged record is no reason to refuse the head; a damaged head is not passed over in silence
+        newest = found[-1].seq if found else 0
+        if damaged and max(damaged) > newest:
+            raise damaged[max(damaged)]
         if not found:
             raise CheckpointNotFoundError(f"run {self.name!r} has no checkpoint yet")
         return found[-1]

@@ -13,7 +13,7 @@ from simckpt import provenance
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConflictError, NotAStoreError
 from simckpt.run import Run
-from simckpt.storage import RunRecord, StoreFiles
+from simckpt.storage import CommitRecord, RunRecord, StoreFiles
 from simckpt.suggest import nearest
 
 MIN_ID_PREFIX = 6  # hex digits; shorter ones are too easily a step or a typing error
@@ -41,7 +41,7 @@ class Store:
         self._files: StoreFiles | None = None
         if self.path.exists() and not self.path.is_dir():
             raise NotAStoreError(f"{self.path} is not a store but a file: give the path of its folder")
-        if self.path.exists() and any(self.path.iterdir()):
+        if not _is_vacant(self.path):
             self._files = StoreFiles.open(self.path)
 
     def __repr__(self) -> str:
@@ -80,7 +80,14 @@ class Store:
             self._files = StoreFiles.create(self.path)
         if name not in self._files.runs():
             self._create(self._files, name, experiment)
-        return Run(self._files, name, claim=self._files.claim(name))
+        claim = self._files.claim(name)
+        try:
+            run = Run(self._files, name, claim=claim)
+        except BaseException:
+            claim.release()
+            raise
+        run.log("started", git=provenance.git_commit(Path.cwd()), versions=dict(provenance.versions()))
+        return run
 
     def _create(self, files: StoreFiles, name: str, experiment: str | None) -> None:
         record = RunRecord(
@@ -127,9 +134,10 @@ class Store:
     def _at(self, run: Run, place: str) -> Checkpoint:
         if place == "latest":
             return run.latest()
-        if not place.replace("_", "").replace(",", "").isdigit():
+        digits = place.replace(",", "").replace("_", "")
+        if not (digits.isascii() and digits.isdecimal()):
             raise CheckpointNotFoundError(f"{run.name}@{place}: after the @ comes a step or `latest`")
-        return run.at(step=int(place.replace(",", "")))
+        return run.at(step=int(digits))
 
     def _by_id(self, prefix: str) -> Checkpoint:
         if len(prefix) < MIN_ID_PREFIX or set(prefix) - set("0123456789abcdef"):
@@ -138,14 +146,20 @@ class Store:
                 f"{prefix!r} is no run of {self.path}{known} A checkpoint is named by its id (at least "
                 f"{MIN_ID_PREFIX} hex digits), `run`, `run@latest` or `run@<step>`"
             )
+        # by the records alone: one damaged record must not hide the checkpoints of the others
         found = [
-            checkpoint
-            for run in self.runs()
-            for checkpoint in run.checkpoints(abandoned=True, damaged={})
-            if checkpoint.id.startswith(prefix)
+            Checkpoint(self.files, name, record)
+            for name in self.files.runs()
+            for record in self.files.records(name, damaged={})
+            if isinstance(record, CommitRecord) and record.id.startswith(prefix)
         ]
         if len(found) != 1:
             count = "no checkpoint" if not found else f"{len(found)} checkpoints, give more digits:"
             listing = " ".join(repr(checkpoint) for checkpoint in found)
             raise CheckpointNotFoundError(f"store {self.path} has {count} {prefix} {listing}".rstrip())
         return found[0]
+
+
+def _is_vacant(path: Path) -> bool:
+    """Returns whether a store can still be made here: nothing there, or what a kill left of the making of one."""
+    return not path.exists() or all(entry.name == "tmp" for entry in path.iterdir())

@@ -1,14 +1,17 @@
 import errno
 import json
+import warnings
 
 import numpy as np
 import pytest
 from examples import Counter, Fragile
 
 import simckpt
+from simckpt import provenance
 from simckpt.errors import (
     ConfigurationError,
     ConflictError,
+    DamagedError,
     RestoreError,
     StateMismatchError,
     StorageFullError,
@@ -81,9 +84,9 @@ def test_every_decision_is_logged_with_its_reason(store, tmp_path) -> None:
     checkpointer.step(20)
     checkpointer.restore_latest()
     lines = [json.loads(line) for line in (tmp_path / "s/runs/a/events.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["saved", "saved", "pruned", "restored"]
-    assert lines[0]["reason"] == "passed a multiple of 10 steps"
-    assert "KeepLast" in lines[2]["reason"]
+    assert [line["event"] for line in lines] == ["started", "saved", "saved", "pruned", "restored"]
+    assert lines[1]["reason"] == "passed a multiple of 10 steps"
+    assert "KeepLast" in lines[3]["reason"]
 
 
 @pytest.mark.parametrize("missing", ["registered", "saved"])
@@ -216,9 +219,115 @@ def test_other_versions_are_said_loudly(store, monkeypatch) -> None:
     counter = Counter()
     _, checkpointer = start(store, {"counter": counter})
     checkpoint = checkpointer.save(1)
-    from simckpt import provenance
-
     other = dict(provenance.versions()) | {"mujoco": "3.8.1"}
     monkeypatch.setattr(provenance, "versions", lambda: other)
     with pytest.warns(simckpt.VersionWarning, match=r"mujoco: saved with .*, now 3\.8\.1"):
         checkpoint.restore({"counter": counter})
+
+
+def test_a_restart_that_forgets_to_restore_cannot_bury_the_run(store) -> None:
+    run, checkpointer = start(store, {"counter": Counter()}, keep=simckpt.KeepLast(2))
+    checkpointer.save(1000)
+    run.close()
+    run, checkpointer = start(store, {"counter": Counter()}, keep=simckpt.KeepLast(2))
+    with pytest.raises(ConfigurationError, match=r"restore_latest\(\)"):
+        checkpointer.step(10)
+    with pytest.raises(ConfigurationError, match=r"restore_latest\(\)"):
+        checkpointer.save(10)
+    checkpointer.restore_latest()
+    with pytest.raises(ConfigurationError, match="must not go back"):
+        checkpointer.step(10)
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [1000]
+
+
+def test_what_cannot_be_saved_is_refused_at_registration(store) -> None:
+    loop = simckpt.LoopState(visitor=(number for number in range(3)))
+    with pytest.raises(UnsupportedStateError, match="visitor"):
+        store.start("a").checkpointer({"loop": loop}, save_when=simckpt.EverySteps(1))
+
+
+def test_a_component_that_would_not_take_back_its_state_is_refused_at_registration(store) -> None:
+    class OneWay(Counter):
+        def validate_state_dict(self, state: dict) -> None:
+            raise StateMismatchError("not this one")
+
+    with pytest.raises(UnsupportedStateError, match="'one_way' can be captured, but would not take back"):
+        store.start("a").checkpointer({"one_way": OneWay()}, save_when=simckpt.EverySteps(1))
+
+
+def test_a_log_that_cannot_be_written_stops_neither_saves_nor_restores(store) -> None:
+    run, checkpointer = start(store, {"counter": Counter()}, keep=simckpt.KeepLast(1))
+    log = store.path / "runs/a/events.jsonl"
+    log.unlink()
+    log.mkdir()
+    with pytest.warns(simckpt.UpkeepWarning, match="log"):
+        assert checkpointer.step(10).step == 10
+    with pytest.warns(simckpt.UpkeepWarning):
+        assert checkpointer.step(20).step == 20
+    with pytest.warns(simckpt.UpkeepWarning):
+        assert checkpointer.restore_latest().step == 20
+    assert checkpointer.last_error is None
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [20]
+
+
+def test_an_old_damaged_record_is_told_and_stops_nothing(store) -> None:
+    run, checkpointer = start(store, {"counter": Counter()})
+    for step in (10, 20, 30):
+        checkpointer.step(step)
+    run.close()
+    record = store.path / "runs/a/checkpoints/00000002/commit.json"
+    record.write_bytes(record.read_bytes().replace(b'"step": 20', b'"step": 21'))
+    run = store.start("a")
+    with pytest.warns(simckpt.UpkeepWarning, match="number 2"):
+        checkpointer = run.checkpointer({"counter": Counter()}, save_when=simckpt.EverySteps(10))
+    assert checkpointer.restore_latest().step == 30
+    assert checkpointer.step(40).step == 40
+
+
+def test_a_damaged_head_is_not_passed_over_in_silence(store) -> None:
+    run, checkpointer = start(store, {"counter": Counter()})
+    checkpointer.step(10)
+    checkpointer.step(20)
+    run.close()
+    record = store.path / "runs/a/checkpoints/00000002/commit.json"
+    record.write_bytes(record.read_bytes()[:-10])
+    run = store.start("a")
+    with pytest.warns(simckpt.UpkeepWarning, match="number 2"):
+        checkpointer = run.checkpointer({"counter": Counter()}, save_when=simckpt.EverySteps(10))
+    with pytest.raises(DamagedError):
+        checkpointer.restore_latest()
+    with pytest.raises(ConfigurationError, match="restore_latest"):
+        checkpointer.step(30)
+
+
+def test_metrics_beyond_their_room_are_refused_at_the_first_step(store) -> None:
+    _, checkpointer = start(store, {"counter": Counter()})
+    with pytest.raises(ConfigurationError, match="give fewer"):
+        checkpointer.step(1, {f"a rather long name of a metric {number}": 0.5 for number in range(80)})
+
+
+@pytest.mark.parametrize("more", ["saved", "live"])
+def test_a_failed_restore_puts_back_loops_with_other_variables(store, more: str) -> None:
+    saved = simckpt.LoopState(step=1, **({"extra": 1} if more == "saved" else {}))
+    fragile = Fragile()
+    _, checkpointer = start(store, {"loop": saved, "fragile": fragile})
+    checkpoint = checkpointer.save(1)
+    live = simckpt.LoopState(step=5, **({"extra": 2} if more == "live" else {}))
+    fragile.broken = True
+    before = repr(live)
+    with pytest.raises((RestoreError, StateMismatchError)):
+        checkpoint.restore({"loop": live, "fragile": fragile})
+    assert repr(live) == before
+
+
+def test_a_version_warning_that_is_an_error_changes_nothing(store, monkeypatch) -> None:
+    counter = Counter()
+    _, checkpointer = start(store, {"counter": counter})
+    checkpoint = checkpointer.save(1)
+    counter.advance()
+    monkeypatch.setattr(provenance, "versions", lambda: {"python": "9"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(simckpt.VersionWarning):
+            checkpoint.restore({"counter": counter})
+    assert counter.count == 1

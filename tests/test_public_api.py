@@ -13,14 +13,16 @@ PUBLIC = [
     "Run",
     "SaveFailedWarning",
     "SimckptError",
+    "SimckptWarning",
     "SnapshotEnv",
     "SnapshotVectorEnv",
     "Store",
+    "UpkeepWarning",
     "VersionWarning",
     "async_worker",
     "make_vec",
     "register_adapter",
-    "register_handle",
+    "register_stateless",
 ]
 
 

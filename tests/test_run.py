@@ -1,5 +1,6 @@
 import argparse
 import dataclasses
+from types import MappingProxyType
 
 import pytest
 from examples import Counter
@@ -8,6 +9,7 @@ import simckpt
 from simckpt.errors import (
     CheckpointNotFoundError,
     ConfigurationError,
+    DamagedError,
     InvalidNameError,
     LeafNotFoundError,
     NotAStoreError,
@@ -145,6 +147,58 @@ def test_addresses_find_checkpoints(tmp_path) -> None:
     for address in ("b", "a@", "a@x", "a@7", "0" * 32, "abc"):
         with pytest.raises(CheckpointNotFoundError):
             store.checkpoint(address)
+
+
+def test_a_store_whose_making_was_killed_can_be_started(tmp_path) -> None:
+    (tmp_path / "s/tmp").mkdir(parents=True)
+    simckpt.Store(tmp_path / "s").start("a").close()
+    assert [run.name for run in simckpt.Store(tmp_path / "s").runs()] == ["a"]
+
+
+def test_a_damaged_run_record_does_not_leave_the_run_locked(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    saved_run(store, "a", [1])
+    record = tmp_path / "s/runs/a/run.json"
+    good = record.read_bytes()
+    record.write_bytes(good[:-5])
+    with pytest.raises(DamagedError):
+        store.start("a")
+    record.write_bytes(good)
+    store.start("a").close()
+
+
+@pytest.mark.parametrize("place", ["²", "1__0x", "-1", ""])
+def test_a_place_that_is_no_step_is_refused(tmp_path, place: str) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    saved_run(store, "a", [1])
+    with pytest.raises(CheckpointNotFoundError):
+        store.checkpoint(f"a@{place}")
+
+
+def test_every_start_is_logged_with_what_was_in_force(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    for total in (1, 2):
+        with store.start("a") as run:
+            run.configure({"total": total}, free={"total"})
+            checkpointer = run.checkpointer({"c": Counter()}, save_when=simckpt.EverySteps(1))
+            checkpointer.restore_latest()
+            checkpointer.save(total)
+    events = store.files.events("a")
+    assert [event["hyperparameters"] for event in events if event["event"] == "configured"] == [
+        {"total": 1},
+        {"total": 2},
+    ]
+    assert sum(event["event"] == "started" for event in events) == 2
+
+
+def test_free_keys_come_as_a_set_and_not_as_a_string(tmp_path) -> None:
+    with simckpt.Store(tmp_path / "s").start("a") as run, pytest.raises(ConfigurationError, match="string"):
+        run.configure({"total": 1}, free="total")
+
+
+def test_a_mapping_that_is_no_dict_can_be_configured(tmp_path) -> None:
+    with simckpt.Store(tmp_path / "s").start("a") as run:
+        assert run.configure(MappingProxyType({"total": 1})) == {"total": 1}
 
 
 def test_leaves_and_components_are_read_by_path(tmp_path) -> None:

@@ -52,6 +52,9 @@ class AtSteps(SavePolicy):
     steps: tuple[int, ...]
 
     def __init__(self, *steps: int) -> None:
+        for step in steps:
+            if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+                raise ConfigurationError(f"AtSteps needs whole numbers of at least 1, got {step!r}", keys=["steps"])
         object.__setattr__(self, "steps", steps)
 
     def decide(self, moment: Moment) -> Decision:

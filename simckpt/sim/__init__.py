@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simckpt.sim.dispatch import handle_for
     from simckpt.sim.environment import EnvHandle, SnapshotEnv
-    from simckpt.sim.handles import register_adapter, register_handle
+    from simckpt.sim.resources import register_adapter, register_stateless
     from simckpt.sim.make import make_vec
     from simckpt.sim.vector import SnapshotVectorEnv, VectorEnvHandle
     from simckpt.sim.worker import async_worker
@@ -24,8 +24,8 @@ _HOMES = {
     "async_worker": "worker",
     "handle_for": "dispatch",
     "make_vec": "make",
-    "register_adapter": "handles",
-    "register_handle": "handles",
+    "register_adapter": "resources",
+    "register_stateless": "resources",
 }
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "handle_for",
     "make_vec",
     "register_adapter",
-    "register_handle",
+    "register_stateless",
 ]
 
 

@@ -6,7 +6,7 @@ MuJoCo itself neither asks for nor knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 Attributes = dict[str, dict[str, str]]
 
@@ -151,8 +151,8 @@ _PHYSICS: dict[str, tuple[str, str, str]] = {
 }
 
 _GROUPS = {
-    "physics": "State of the simulation, by the names of MuJoCo's MjData: what a step starts from, and what the last step "
-    "left in derived fields, which rewards and observations read.",
+    "physics": "State of the simulation, by the names of MuJoCo's MjData: what a step starts from, and what the last "
+    "step left in derived fields, which rewards and observations read.",
     "model": "How each env's model differs from the baseline that it names by digest.",
     "models": "Baselines: all fields of the compiled models, by digest.",
     "python": "State of the Python objects: attributes of the wrappers, the env and its spaces, by the path that leads "
@@ -202,7 +202,7 @@ def explain(paths: Iterable[str], *, vector: bool) -> Attributes:
     return found
 
 
-def _explain_field(name: str, *, joined: bool) -> Mapping[str, str] | dict[str, str]:
+def _explain_field(name: str, *, joined: bool) -> dict[str, str]:
     description, axes, units = _PHYSICS[name]
     if joined:
         axes = f"num_envs, {axes}" if axes else "num_envs"

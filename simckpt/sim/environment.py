@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
 import mujoco
 
 from simckpt.errors import StateMismatchError, UnsupportedStateError
+from simckpt.sim import descriptions
 from simckpt.sim.callbacks import installed_callbacks, put_global_variables
 from simckpt.sim.memory import SimulationMemory
 from simckpt.sim.model import Baseline
 from simckpt.sim.objects.kind import join_path
 from simckpt.sim.objects.matching import GraphMatching
 from simckpt.sim.physics import Physics
-from simckpt.sim.python_state import Walker, mismatch_error
+from simckpt.sim.python_state import GraphWalker, mismatch_error
 
 Models = dict[str, dict[str, Any]]
 
@@ -36,7 +37,7 @@ class EnvHandle:
     def __init__(self, env: gym.Env[Any, Any], path: str = "env") -> None:
         self.env = env
         self.path = path
-        self._walker = Walker(path, label=self._label)
+        self._walker = GraphWalker(path, label=self._label)
         self._simulations: dict[str, Physics] = {}
         self._capture_python()
 
@@ -77,6 +78,10 @@ class EnvHandle:
             state[_model_key(name)] = physics.capture_model()
         state["python"] = python
         return state
+
+    def attributes(self, paths: Iterable[str]) -> descriptions.Attributes:
+        """Returns texts that explain the leaves at these paths of a captured state in a file."""
+        return descriptions.explain(paths, vector=False)
 
     def _label(self, steps: list[str]) -> str:
         """Returns the path of an object in messages, with `unwrapped` for the whole chain of wrappers."""

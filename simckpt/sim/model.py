@@ -17,6 +17,8 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from simckpt.sim.objects.arrays import address
+
 # where files lay on the machine that compiled the model: no part of the physics, and different for every instance
 _PATH_FIELDS = frozenset(
     {"paths", "npaths", "nbuffer", "mesh_pathadr", "skin_pathadr", "hfield_pathadr", "tex_pathadr"}
@@ -235,9 +237,9 @@ def _span(arrays: list[np.ndarray[Any, Any]], limit: int, *, lead: int = 0) -> n
     """
     if not arrays:
         return None
-    first = min(arrays, key=_address)
-    start = _address(first)
-    size = max(_address(array) + array.nbytes for array in arrays) - start
+    first = min(arrays, key=address)
+    start = address(first)
+    size = max(address(array) + array.nbytes for array in arrays) - start
     if size > limit or not first.flags.c_contiguous:
         return None
     return np.asarray(_Memory(first, start - lead, size + lead))
@@ -264,11 +266,6 @@ def _scalars_between_arrays() -> frozenset[str]:
             covered.add(name)
         setattr(owner, attribute, values[name])
     return frozenset(covered)
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    found: int = array.__array_interface__["data"][0]
-    return found
 
 
 def _walk_fields(model: mujoco.MjModel) -> Iterator[tuple[str, Any, str]]:

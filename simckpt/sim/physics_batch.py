@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simckpt.sim.batch import stack_arrays
+from simckpt.sim.objects.arrays import address
 from simckpt.sim.physics import Physics
 
 # arrays that lie closer together than this [bytes] are copied as one; MuJoCo aligns to 64
@@ -68,14 +69,14 @@ class _Block:
     def __init__(self, simulations: Sequence[Physics], names: Sequence[str]) -> None:
         start, self._size = _extent(simulations[0], names)
         self._fields = [
-            (name, _address(array) - start, array.dtype, array.shape)
+            (name, address(array) - start, array.dtype, array.shape)
             for name, array in ((name, simulations[0].arrays[name]) for name in names)
         ]
         # rows start where every dtype may
         self._stride = -(-self._size // 64) * 64
-        starts = [_address(physics.arrays[names[0]]) for physics in simulations]
+        starts = [address(physics.arrays[names[0]]) for physics in simulations]
         self.same_layout = all(
-            _address(physics.arrays[name]) - begin == offset
+            address(physics.arrays[name]) - begin == offset
             for physics, begin in zip(simulations, starts, strict=True)
             for name, offset, _, _ in self._fields
         )
@@ -103,8 +104,8 @@ def _neighbours(physics: Physics) -> list[list[str]]:
     """Returns the names of the contiguous fields, grouped by closeness in memory."""
     groups: list[list[str]] = []
     end = None
-    for name, array in sorted(physics.arrays.items(), key=lambda item: _address(item[1])):
-        start = _address(array)
+    for name, array in sorted(physics.arrays.items(), key=lambda item: address(item[1])):
+        start = address(array)
         if end is None or start - end > _GAP or not array.flags.c_contiguous:
             groups.append([])
         groups[-1].append(name)
@@ -115,17 +116,12 @@ def _neighbours(physics: Physics) -> list[list[str]]:
 def _extent(physics: Physics, names: Sequence[str]) -> tuple[int, int]:
     """Returns the first address and the size [bytes] of neighbours."""
     last = physics.arrays[names[-1]]
-    start = _address(physics.arrays[names[0]])
-    return start, _address(last) + last.nbytes - start
+    start = address(physics.arrays[names[0]])
+    return start, address(last) + last.nbytes - start
 
 
 def _memory(start: int, size: int) -> npt.NDArray[np.uint8]:
     found: npt.NDArray[np.uint8] = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
-    return found
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    found: int = array.__array_interface__["data"][0]
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,20 @@ from simckpt.errors import StateMismatchError
 from simckpt.sim.memory import SimulationMemory
 from simckpt.sim.objects.arrays import shared_owners
 from simckpt.sim.objects.classify import KINDS, classify
-from simckpt.sim.objects.kind import MISSING, Capture, MemoryMap, Unsupported, join_path, unsupported_error
+from simckpt.sim.objects.instances import RESOURCE
+from simckpt.sim.objects.kind import Capture, MemoryMap, Unsupported, join_path, unsupported_error
 from simckpt.sim.objects.matching import SHARED_WITH_USERS, GraphMatching
 from simckpt.sim.objects.rebuilding import GraphRebuild
 from simckpt.state.nodes import ObjectState
 
-ELSEWHERE = "simckpt.handle"
 
-
-class Walker:
+class GraphWalker:
     """Captures and restores the graph of Python objects behind a root.
 
     Args:
         path: of the root, for messages.
         elsewhere: objects that somebody else captures (sub-environments, say): the walk does not enter them, and a
             restore leaves them where they are.
-        skip_attributes: class -> names of attributes, of it and its subclasses, that are not state.
         label: from the steps that lead to an object to its path in messages.
     """
 
@@ -36,16 +34,14 @@ class Walker:
         path: str,
         *,
         elsewhere: Iterable[Any] = (),
-        skip_attributes: Mapping[type, Iterable[str]] | None = None,
         label: Callable[[list[str]], str] | None = None,
     ) -> None:
         self.path = path
         self._label = label or (lambda steps: join_path(path, steps))
         self._elsewhere_objects = list(elsewhere)
         self._elsewhere = {
-            id(value): ObjectState(ELSEWHERE, {"class": "elsewhere"}) for value in self._elsewhere_objects
+            id(value): ObjectState(RESOURCE, {"class": "elsewhere"}) for value in self._elsewhere_objects
         }
-        self._skips = {cls: frozenset(names) for cls, names in (skip_attributes or {}).items()}
         self._shared_owners: set[int] = set()
         # the env's own buffers, alive since the first capture: arrays weakly, containers (which cannot be) for good
         self._persistent: dict[int, Any] | None = None
@@ -68,7 +64,6 @@ class Walker:
                 KINDS,
                 classify,
                 memo=dict(self._elsewhere),
-                skips=self._skips,
                 memory=self.memory,
                 shared_owners=self._shared_owners,
                 objects=objects,
@@ -147,5 +142,3 @@ def mismatch_error(path: str, problems: list[str]) -> StateMismatchError:
         f"the state does not fit {path}; nothing was changed:\n  {shown}{more}", problems=problems
     )
 
-
-__all__ = ["MISSING", "Walker", "mismatch_error"]

@@ -8,7 +8,7 @@ generators included. One that is neither a `SyncVectorEnv` nor an `AsyncVectorEn
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium as gym
@@ -16,9 +16,10 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from simckpt.errors import RestoreError, SimckptError, StateMismatchError
+from simckpt.sim import descriptions
 from simckpt.sim.environment import StandaloneEnvHandle
-from simckpt.sim.handles import register_handle
-from simckpt.sim.python_state import Walker
+from simckpt.sim.resources import register_stateless
+from simckpt.sim.python_state import GraphWalker
 from simckpt.sim.sub_envs import AsyncSubEnvs, SubEnvs, SyncSubEnvs, problems_of
 from simckpt.state.tree import copy_tree
 
@@ -107,6 +108,11 @@ class VectorEnvHandle:
             "returned": [handle.keep_returned() for handle in self._snapshot_handles()],
         }
         return state
+
+    def attributes(self, paths: Iterable[str]) -> descriptions.Attributes:
+        """Returns texts that explain the leaves at these paths of a captured state in a file."""
+        # the arrays of one that is walked as a whole have the axes that it gave them
+        return descriptions.explain(paths, vector=isinstance(self._parts, _Parts))
 
     def validate(self, state: Mapping[str, Any]) -> None:
         """Checks that a state fits the live vector env and all its sub-environments; changes nothing.
@@ -291,7 +297,7 @@ class _Parts:
         self._sub_envs = sub_envs
         self._path = path
         # the base is walked as a dict of attributes: so its class may be another one after a restart
-        self._walker = Walker(path, elsewhere=[base, *getattr(base, "envs", ())])
+        self._walker = GraphWalker(path, elsewhere=[base, *getattr(base, "envs", ())])
         self._walker.capture(self._root())
 
     @property
@@ -394,4 +400,4 @@ def _write(live: Any, saved: Any) -> bool:
 
 
 # the handle inside a SnapshotVectorEnv that is itself part of a chain
-register_handle(VectorEnvHandle)
+register_stateless(VectorEnvHandle)

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -303,9 +304,10 @@ class _Lifeline:
         Raises:
             _ParentGone: the pipe ended or the parent process died.
         """
-        ready = {descriptor for descriptor, _ in self._poller.poll()}
-        if ready.intersection(self._watched):
-            raise _ParentGone
+        # a plain loop, for every step comes through here
+        for descriptor, _ in self._poller.poll():
+            if descriptor in self._watched:
+                raise _ParentGone
         try:
             return self._pipe.recv()
         except (EOFError, ConnectionError):
@@ -314,7 +316,7 @@ class _Lifeline:
     def send(self, message: Any) -> None:
         """Sends a message; `_ParentGone` if nobody can read it."""
         # pickled first, so that only the pipe's own errors are taken for the parent's end
-        encoded = _pickled(message)
+        encoded = ForkingPickler.dumps(message)
         try:
             self._pipe.send_bytes(encoded)
         except ConnectionError:
@@ -354,9 +356,3 @@ class _Lifeline:
                 if str(descriptor.readlink()) == self._parent_end:
                     return True
         return False
-
-
-def _pickled(message: Any) -> Any:
-    from multiprocessing.reduction import ForkingPickler
-
-    return ForkingPickler.dumps(message)

@@ -1,7 +1,7 @@
 """Trees in memory: leaves and structures, copies, random generators, and handles on the live objects of a program."""
 
 from simckpt.state.compare import Difference, compare_leaves, differences, encoded_differences, outline
-from simckpt.state.components import Handle, handle_for
+from simckpt.state.components import Handle, attributes_of, handle_for
 from simckpt.state.loop import LoopState
 from simckpt.state.nodes import ObjectState
 from simckpt.state.registry import register_container, register_leaf
@@ -17,6 +17,7 @@ __all__ = [
     "LoopState",
     "ObjectState",
     "RNGStreams",
+    "attributes_of",
     "compare_leaves",
     "copy_tree",
     "decode",

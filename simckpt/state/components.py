@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from simckpt.errors import CaptureError, RestoreError, SimckptError, StateMismatchError, UnsupportedStateError
 from simckpt.state import arrays
+from simckpt.state.explanations import Attributes, explain_object
 from simckpt.state.rng import find_generator_problem, generator_state, is_generator, set_generator_state
 from simckpt.state.tree import copy_tree
 from simckpt.state.walk import qualified_name
@@ -20,6 +22,10 @@ class Handle(Protocol):
 
     A restore takes an undo with `capture`, calls `validate` on every component, then `apply`; if anything fails,
     `apply(undo)` brings the object back bit for bit. A state is never changed or kept by the object it was applied to.
+
+    A handle may also have `attributes(paths)`. It is given the paths of the leaves of a captured state and returns
+    {path of a leaf or group, "" for the component itself: {name: text}}, for people who open the file; the texts depend
+    on nothing but the paths, and paths that do not exist are ignored.
     """
 
     def capture(self) -> Any:
@@ -86,6 +92,12 @@ def handle_for(name: str, obj: Any) -> Handle:
     )
 
 
+def attributes_of(handle: Handle, paths: Iterable[str]) -> Attributes:
+    """Returns the texts that explain the leaves at these paths; none if the handle has no `attributes`."""
+    explain = getattr(handle, "attributes", None)
+    return {} if explain is None else dict(explain(paths))
+
+
 def capture_copy(name: str, tree: Any) -> Any:
     """Returns a copy of a component's tree; an object that cannot be captured is named with the component.
 
@@ -133,6 +145,10 @@ class ProtocolHandle:
             raise CaptureError(
                 f"component {self.name!r}: state_dict() raised {type(error).__name__}: {error}"
             ) from error
+
+    def attributes(self, paths: Iterable[str]) -> Attributes:
+        """Returns texts that explain the state in a file."""
+        return explain_object(self.obj, paths)
 
     def validate(self, state: Any) -> None:
         """Calls the object's own `validate_state_dict(state)`, if it has one."""

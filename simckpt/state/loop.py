@@ -55,12 +55,18 @@ class LoopState:
             raise StateMismatchError("the loop's variables do not fit: " + "; ".join(problems), problems=problems)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the variables to copies of the saved ones.
+        """Sets the variables to copies of the saved ones; variables that were not saved are removed.
+
+        A restore asks `validate_state_dict` before, which does not let it come to that; an undo needs it.
 
         Raises:
-            StateMismatchError: a variable is missing; nothing was changed.
+            StateMismatchError: a name that no variable can have, or a generator of another kind; nothing was changed.
         """
-        self.validate_state_dict(state)
+        problems = _wrong_values(vars(self), state)
+        if problems:
+            raise StateMismatchError("the loop's variables do not fit: " + "; ".join(problems), problems=problems)
+        for name in [name for name in vars(self) if name not in state]:
+            delattr(self, name)
         for name, value in copy_tree(state).items():
             live = vars(self).get(name)
             if is_generator(live) and is_generator(value):
@@ -73,10 +79,14 @@ class LoopState:
 
 
 def _find_problems(live: dict[str, Any], state: Any) -> list[str]:
+    missing = [f"{name}: it was not saved" for name in live if isinstance(state, dict) and name not in state]
+    return missing + _wrong_values(live, state)
+
+
+def _wrong_values(live: dict[str, Any], state: Any) -> list[str]:
     if not isinstance(state, dict) or not all(type(name) is str for name in state):
         return ["the state is not a dict of variables"]
-    problems = [f"{name}: it was not saved" for name in live if name not in state]
-    problems += [f"{name}: it cannot be the name of a variable" for name in state if hasattr(LoopState, name)]
+    problems = [f"{name}: it cannot be the name of a variable" for name in state if hasattr(LoopState, name)]
     for name, value in state.items():
         if is_generator(live.get(name)) and is_generator(value):
             problem = find_generator_problem(live[name], generator_state(value))

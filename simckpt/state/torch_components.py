@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from simckpt.errors import RestoreError, StateMismatchError
 from simckpt.state.compare import differences
 from simckpt.state.components import Handle, ProtocolHandle, capture_copy, mismatch
+from simckpt.state.explanations import Attributes, explain_module, explain_optimizer
 from simckpt.state.nodes import ObjectState
 from simckpt.state.tree import copy_tree
 from simckpt.state.walk import qualified_name
@@ -74,6 +76,10 @@ class ModuleHandle:
             "not_persistent": buffers,
         }
         return ObjectState("torch.nn.Module", flags, items=state)
+
+    def attributes(self, paths: Iterable[str]) -> Attributes:
+        """Returns texts that explain the state in a file."""
+        return explain_module(self.module, paths)
 
     def validate(self, state: Any) -> None:
         """Compares keys, shapes and dtypes: torch's own loading raises only after it has changed the first layers."""
@@ -179,6 +185,10 @@ class OptimizerHandle:
         return ObjectState(
             qualified_name(type(self.optimizer)), {"parameters": parameters}, items=self.optimizer.state_dict()
         )
+
+    def attributes(self, paths: Iterable[str]) -> Attributes:
+        """Returns texts that explain the state in a file."""
+        return explain_optimizer(self.optimizer, paths)
 
     def validate(self, state: Any) -> None:
         """Compares the class, the groups, and the shapes and dtypes of the parameters."""

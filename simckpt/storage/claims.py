@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from simckpt.errors import ConflictError, FormatError, RunLockedError, SimckptError, StorageError
+from simckpt.errors import ConflictError, DamagedError, FormatError, RunLockedError, SimckptError, StorageError
 from simckpt.storage import durable, names, processes, reader, records, sealed
 
 STALE_AFTER = 600.0  # [s] without a heartbeat, after which a writer that cannot be looked at counts as gone
@@ -123,7 +123,12 @@ class Claim:
         return self._lock is not None and self._owner.process.pid == os.getpid()
 
     def verify(self) -> None:
-        """Raises ConflictError if the claim was released, taken over by somebody else, or inherited by a fork."""
+        """Looks whether the claim is still this process's.
+
+        Raises:
+            ConflictError: it was released, taken over by somebody else, or inherited by a fork.
+            StorageError: it cannot be looked at for the moment, which says nothing about whose it is.
+        """
         if not self.held:
             raise ConflictError(f"the claim on run {self.run!r} was released, or belongs to the parent process")
         found = _read_owner(self._folder / _WRITER)
@@ -151,15 +156,18 @@ class Claim:
         reserve = self._folder / _WRITER / _RESERVE
         with contextlib.suppress(OSError):
             self._disk.unlink(reserve)
-        yield
-        with contextlib.suppress(SimckptError):
-            durable.write_file(self._disk, reserve, [], size=RESERVE)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(SimckptError):
+                durable.write_file(self._disk, reserve, [], size=RESERVE)
 
     def release(self) -> None:
         """Gives the claim back; further calls, and calls in forked children, do nothing.
 
         Raises:
-            StorageError: the folder could not be removed; it counts as stale once this process ends.
+            StorageError: the folder could not be looked at or removed; it counts as stale for this process at once,
+                and for others once this process ends.
         """
         if not self.held:
             return
@@ -263,11 +271,14 @@ def _remove_stale(disk: durable.Disk, folder: Path, work: Callable[[], Path]) ->
                 return  # another claimer was quicker
             except OSError as error:
                 raise StorageError(f"{writer} is stale and cannot be moved away: {error.strerror}") from error
-            moved = _read_owner(away / _WRITER)
-            if moved != owner:
+            stale = False
+            try:
+                stale = _read_owner(away / _WRITER) == owner
+            finally:
                 # without working locks another claimer may have come in between: its claim goes back
-                with contextlib.suppress(OSError):
-                    disk.rename(away / _WRITER, writer)
+                if not stale:
+                    with contextlib.suppress(OSError):
+                        disk.rename(away / _WRITER, writer)
     finally:
         with contextlib.suppress(SimckptError):
             durable.remove_tree(disk, away)
@@ -318,10 +329,17 @@ def _last_beat(writer: Path) -> float:
 
 
 def _read_owner(writer: Path) -> Owner | None:
-    """Returns the owner, or None if there is none or its record is unreadable."""
+    """Returns the owner, or None if there is none or its record is damaged.
+
+    Raises:
+        StorageError: the record cannot be read for the moment, which tells nothing about the owner.
+    """
+    path = writer / _OWNER
     try:
-        return parse_owner(reader.read_small(writer, _OWNER, limit=records.RECORD_LIMIT), writer / _OWNER)
-    except (FileNotFoundError, SimckptError):
+        with reader.opened_file(writer, _OWNER) as descriptor, durable.translated(path):
+            data = reader.read_whole(descriptor, limit=records.RECORD_LIMIT, path=path)
+        return parse_owner(data, path)
+    except (FileNotFoundError, DamagedError, FormatError):
         return None
 
 

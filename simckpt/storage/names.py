@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from urllib.parse import quote, unquote
@@ -20,8 +21,7 @@ def check_run_name(name: str) -> str:
     Raises:
         InvalidNameError: with a name that would do instead.
     """
-    fits = isinstance(name, str) and RUN_NAME.fullmatch(name) is not None
-    if fits and ".." not in name and not name.endswith("."):
+    if isinstance(name, str) and is_run_name(name):
         return name
     raise InvalidNameError(
         f"{name!r} cannot be the name of a run: up to 100 letters, digits and . _ - are allowed, starting with a "
@@ -53,11 +53,29 @@ def sequence_name(seq: int) -> str:
 
 
 def encode_part(name: str) -> str:
-    """Returns `name` as one part of a path in a file: percent-encoded, never empty, '.' or '..'."""
-    encoded = quote(name, safe="")
+    """Returns `name` as one part of a path in a file: percent-encoded, never '.' or '..', empty only if `name` is.
+
+    Raises:
+        InvalidNameError: half of a surrogate pair, which no file can hold.
+    """
+    try:
+        encoded = quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise InvalidNameError(f"{name!r} cannot be a name in a file: {error.reason}") from error
     return encoded if encoded.strip(".") else encoded.replace(".", "%2E")
 
 
+@functools.lru_cache(1024)  # an index has one component's name on each of its lines
 def decode_part(part: str) -> str:
-    """Returns what `encode_part` was given."""
-    return unquote(part, errors="strict")
+    """Returns what `encode_part` was given.
+
+    Raises:
+        FormatError: text that `encode_part` does not write, such as a second spelling of a name.
+    """
+    try:
+        name = unquote(part, errors="strict")
+        if encode_part(name) == part:
+            return name
+    except (UnicodeDecodeError, InvalidNameError) as error:
+        raise FormatError(f"{part[:80]!r} is no percent-encoded name: {error}") from error
+    raise FormatError(f"{part[:80]!r} is no percent-encoded name; {encode_part(name)[:80]!r} would be")

@@ -28,57 +28,88 @@ _CHUNK = 64 << 20  # [bytes] of one preadv, whose limit is 2 GB
 
 
 @contextlib.contextmanager
-def opened(root: Path | int, *parts: str, folder: bool = False) -> Iterator[int]:
-    """Gives a descriptor of a file or folder below `root`, following no symbolic link below it.
+def opened_folder(root: Path | int, *parts: str) -> Iterator[int]:
+    """Gives a descriptor of a folder below `root`, following no symbolic link below it.
 
     Args:
         root: a store's path, which may be a symbolic link itself, or a descriptor of a folder of the store.
         parts: names, each a direct entry of the one before.
-        folder: whether the last part is a folder.
 
     Raises:
         FileNotFoundError: a part is missing.
         FormatError: a part is a symbolic link, or not what belongs there.
         StorageError: the disk or the permissions refuse.
     """
-    held: list[int] = []
-    name = "/".join(parts)
+    current = root
     try:
-        try:
-            current = root if isinstance(root, int) else os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if not isinstance(root, int):
-                held.append(current)
-            for place, part in enumerate(parts):
-                flags = _FOLDER if folder or place < len(parts) - 1 else _FILE
-                current = os.open(part, flags, dir_fd=current)
-                held.append(current)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-                raise FormatError(f"{name} is a symbolic link or of another kind than what belongs there") from error
-            raise StorageError(f"{name} cannot be opened: {error.strerror}") from error
-        if not folder and not stat.S_ISREG(os.fstat(current).st_mode):
-            raise FormatError(f"{name} is not a regular file")
+        if isinstance(current, Path):
+            with _translated_opening(str(current)):
+                current = os.open(current, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for place, part in enumerate(parts):
+            with _translated_opening("/".join(parts[: place + 1])):
+                inner = os.open(part, _FOLDER, dir_fd=current)
+            if current != root:
+                os.close(current)
+            current = inner
         yield current
     finally:
-        for descriptor in held:
+        if isinstance(current, int) and current != root:
+            os.close(current)
+
+
+@contextlib.contextmanager
+def opened_file(root: Path | int, *parts: str) -> Iterator[int]:
+    """Gives a descriptor of a regular file below `root`; see `opened_folder`."""
+    with opened_folder(root, *parts[:-1]) as folder:
+        with _translated_opening("/".join(parts)):
+            descriptor = os.open(parts[-1], _FILE, dir_fd=folder)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise FormatError(f"{'/'.join(parts)} is not a regular file")
+            yield descriptor
+        finally:
             os.close(descriptor)
 
 
-def read_small(root: Path | int, *parts: str, limit: int) -> bytes:
+@contextlib.contextmanager
+def _translated_opening(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise FormatError(f"{name} is a symbolic link or of another kind than what belongs there") from error
+        raise StorageError(f"{name} cannot be opened: {error.strerror}") from error
+
+
+def read_small(root: Path | int, *parts: str, limit: int, path: str | os.PathLike[str]) -> bytes:
     """Returns a whole file of at most `limit` bytes.
 
+    Args:
+        root, parts: see `opened_folder`.
+        limit: [bytes].
+        path: of the file, for messages.
+
     Raises:
-        FileNotFoundError, FormatError, StorageError: as in `opened`; also a file larger than `limit`.
+        FileNotFoundError, FormatError, StorageError: as in `opened_folder`; also a file larger than `limit`.
+        DamagedError: its bytes cannot be read, twice.
     """
-    with opened(root, *parts) as descriptor:
-        size = os.fstat(descriptor).st_size
-        if size > limit:
-            raise FormatError(f"{'/'.join(parts)} has {size} bytes; a record of its kind has at most {limit}")
-        data = bytearray(size)
-        done = _read_into(descriptor, memoryview(data), 0)
-        return bytes(data[:done])
+    with opened_file(root, *parts) as descriptor:
+        try:
+            return read_whole(descriptor, limit=limit, path=path)
+        except OSError as error:
+            raise DamagedError(f"{path} cannot be read: {error.strerror}", path=path) from error
+
+
+def read_whole(descriptor: int, *, limit: int, path: object) -> bytes:
+    """Returns the bytes of an open file; raises FormatError if they are more than `limit`, OSError if unreadable."""
+    size = os.fstat(descriptor).st_size
+    if size > limit:
+        raise FormatError(f"{path} has {size} bytes; a record of its kind has at most {limit}")
+    data = bytearray(size)
+    done = _read_into(descriptor, memoryview(data), 0)
+    return bytes(data[:done])
 
 
 def read_leaves(
@@ -112,7 +143,7 @@ def read_leaves(
 def _read_file(folder: int, file: str, leaves: Sequence[records.LeafRecord], size: int, path: Path) -> dict[str, Leaf]:
     every = [leaf.path for leaf in leaves]
     try:
-        with opened(folder, file) as descriptor:
+        with opened_file(folder, file) as descriptor:
             found = os.fstat(descriptor).st_size
             result, damaged = {}, []
             for leaf in leaves:
@@ -211,7 +242,7 @@ def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[records.L
     _check_bounds(chosen, file.size, path / file.name)
     hasher = digests.Hasher(file.digest.partition(":")[0])
     try:
-        with opened(folder, file.name) as descriptor:
+        with opened_file(folder, file.name) as descriptor:
             whole = os.fstat(descriptor).st_size == file.size
             position = 0
             spans = sorted((leaf.offset, leaf.offset + leaf.size) for leaf in chosen if leaf.offset is not None)
@@ -231,11 +262,12 @@ def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[records.L
 
 def _digest_span(descriptor: int, hasher: digests.Hasher, start: int, stop: int) -> None:
     while start < stop:
-        data = os.pread(descriptor, min(stop - start, 1 << 20), start)
-        if not data:
+        data = bytearray(min(stop - start, 1 << 20))
+        done = _read_into(descriptor, memoryview(data), start)
+        hasher.update(memoryview(data)[:done])
+        if done < len(data):
             return
-        hasher.update(data)
-        start += len(data)
+        start += done
 
 
 def assemble(leaves: dict[str, Leaf]) -> dict[str, Encoded]:

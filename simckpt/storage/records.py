@@ -5,10 +5,11 @@ Every record has `to_bytes()`; `parse_*` reads one back strictly: digest, types,
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from simckpt.storage import names, sealed
 COMMIT_LIMIT = 4096  # [bytes]; listing thousands of checkpoints reads one such record each
 RECORD_LIMIT = 1 << 20  # [bytes] of store.json, run.json and a writer's owner.json
 INDEX_LIMIT = 1 << 28  # [bytes] of leaves.json: a million leaves
+REASON_LIMIT = 500  # [characters] of why a checkpoint was pruned
 
 KINDS = ("save", "rollback", "import")
 _FILE_NAME = re.compile(r"state\.h5|leaves\.json|shard-[0-9]{5}-of-[0-9]{5}\.h5|leaves-[0-9]{5}\.json")
@@ -84,7 +86,8 @@ class RunRecord:
         """Returns the record as written to disk.
 
         Raises:
-            ConfigurationError: a hyperparameter of a type that a record cannot hold, by name.
+            ConfigurationError: a hyperparameter of a type that a record cannot hold, by name; or a record that
+                `parse_run` would refuse.
         """
         fields = {
             "id": self.id,
@@ -97,7 +100,15 @@ class RunRecord:
             "versions": dict(self.versions),
             "host": self.host,
         }
-        return sealed.seal("run", fields)
+        data = _sealed("run", fields)
+        if len(data) > RECORD_LIMIT:
+            raise ConfigurationError(
+                f"the record of run {self.name!r} needs {len(data)} bytes and may have {RECORD_LIMIT}: keep large "
+                f"hyperparameters in a file of your own and give its path",
+                keys=list(self.hyperparameters),
+            )
+        _check_readable(parse_run, data, f"the record of run {self.name!r}")
+        return data
 
 
 def parse_run(data: bytes, path: object) -> RunRecord:
@@ -143,7 +154,6 @@ class CommitDraft:
         step: [env steps] or whatever the training loop counts.
         metrics: {name: float}; NaN and infinities are kept.
         kind: "save", "rollback" or "import".
-        id: random identity; made if None.
         versions: {package: version} of the process that saves.
         host: the machine that saves.
         rollback: for the kind "rollback" alone: {"abandoned": id, "level": int, "changes": {...}}.
@@ -153,7 +163,6 @@ class CommitDraft:
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     kind: str = "save"
-    id: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     host: str = ""
     rollback: Mapping[str, Any] | None = None
@@ -198,17 +207,11 @@ class CommitRecord:
         """Returns the record as written to disk, at most 4 KB.
 
         Raises:
-            ConfigurationError: the metrics, versions or changes do not fit.
+            ConfigurationError: the metrics, versions or changes do not fit; or a record that `parse_commit` would
+                refuse, such as a step beyond 2**63.
         """
         fields = {
-            "id": self.id,
-            "run": self.run,
-            "seq": self.seq,
-            "parent": self.parent,
-            "kind": self.kind,
-            "step": self.step,
-            "created": sealed.time_to_json(self.created),
-            "metrics": _metrics_to_json(self.metrics),
+            **_lineage_to_json(self),
             "files": {file.name: _file_to_json(file) for file in self.files},
             "segments": list(self.segments),
             "versions": dict(self.versions),
@@ -216,13 +219,14 @@ class CommitRecord:
         }
         if self.rollback is not None:
             fields["rollback"] = _values_to_json("change", self.rollback)
-        data = sealed.seal("commit", fields)
+        data = _sealed("commit", fields)
         if len(data) > COMMIT_LIMIT:
             raise ConfigurationError(
                 f"the commit record of step {self.step} needs {len(data)} bytes and may have {COMMIT_LIMIT}: "
                 f"give it fewer metrics than {len(self.metrics)}",
                 keys=list(self.metrics),
             )
+        _check_readable(functools.partial(parse_commit, seq=self.seq), data, f"the commit record of step {self.step}")
         return data
 
 
@@ -248,32 +252,76 @@ class TombstoneRecord:
     reason: str
 
     def to_bytes(self) -> bytes:
-        """Returns the record as written to disk."""
+        """Returns the record as written to disk; see `tombstone_of` for its size."""
         fields = {
-            "id": self.id,
-            "run": self.run,
-            "seq": self.seq,
-            "parent": self.parent,
-            "kind": self.kind,
-            "step": self.step,
-            "created": sealed.time_to_json(self.created),
-            "metrics": _metrics_to_json(self.metrics),
+            **_lineage_to_json(self),
             "pruned": sealed.time_to_json(self.pruned),
             "reason": self.reason,
         }
         return sealed.seal("tombstone", fields)
 
 
-def parse_commit(data: bytes, path: object, *, seq: int) -> CommitRecord | TombstoneRecord:
+def tombstone_of(record: CommitRecord, *, pruned: float, reason: str) -> TombstoneRecord:
+    """Returns what replaces a checkpoint's record, its reason cut so that it fits into 4 KB like the other."""
+    tombstone = TombstoneRecord(
+        id=record.id,
+        run=record.run,
+        seq=record.seq,
+        parent=record.parent,
+        kind=record.kind,
+        step=record.step,
+        created=record.created,
+        metrics=record.metrics,
+        pruned=pruned,
+        reason=reason[:REASON_LIMIT],
+    )
+    # many metrics leave less room; without any reason it is shorter than the commit record was
+    while len(tombstone.to_bytes()) > COMMIT_LIMIT and tombstone.reason:
+        tombstone = replace(tombstone, reason=tombstone.reason[: len(tombstone.reason) // 2])
+    return tombstone
+
+
+def _lineage_to_json(record: CommitRecord | TombstoneRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "run": record.run,
+        "seq": record.seq,
+        "parent": record.parent,
+        "kind": record.kind,
+        "step": record.step,
+        "created": sealed.time_to_json(record.created),
+        "metrics": _metrics_to_json(record.metrics),
+    }
+
+
+def _sealed(record: str, fields: Mapping[str, Any]) -> bytes:
+    """Returns the bytes of a record of values from outside; raises ConfigurationError for some that JSON cannot hold."""
+    try:
+        return sealed.seal(record, fields)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"a {record} record cannot hold these values: {error}") from error
+
+
+def _check_readable(parse: Callable[[bytes, object], object], data: bytes, what: str) -> None:
+    """Raises ConfigurationError for a record that its reader would refuse: it must not get a name in the store."""
+    try:
+        parse(data, what)
+    except FormatError as error:
+        raise ConfigurationError(f"no reader would take {error}") from error
+
+
+def parse_commit(data: bytes, path: object, *, seq: int, run_id: str | None = None) -> CommitRecord | TombstoneRecord:
     """Returns the record of a `commit.json`: of a checkpoint, or of what was one.
 
     Args:
         data: the whole file.
         path: where it was, for messages.
         seq: the number that its folder's name gives.
+        run_id: id of the run it lies in; None if that is not known.
 
     Raises:
-        DamagedError, UnsupportedFormatError, FormatError: as in `sealed.unseal`; also a number other than `seq`.
+        DamagedError, UnsupportedFormatError, FormatError: as in `sealed.unseal`; also a number other than `seq` or a
+            run other than `run_id`.
     """
     if b'"format": "simckpt tombstone"' in data[:64]:
         fields = sealed.unseal(data, "tombstone", path=path)
@@ -281,6 +329,8 @@ def parse_commit(data: bytes, path: object, *, seq: int) -> CommitRecord | Tombs
         fields = sealed.unseal(data, "commit", path=path)
     if fields.integer("seq", minimum=1) != seq:
         raise FormatError(f"{path} is the record of commit {fields.integer('seq')}: a folder was renamed or copied")
+    if run_id is not None and fields.id("run") != run_id:
+        raise FormatError(f"{path} is the record of a commit of run {fields.id('run')}: a folder was copied from there")
     common: dict[str, Any] = {
         "id": fields.id("id"),
         "run": fields.id("run"),
@@ -383,8 +433,15 @@ class LeafRecord:
 
 
 def seal_index(leaves: list[LeafRecord]) -> bytes:
-    """Returns the bytes of a `leaves.json`."""
-    return sealed.seal("index", {}, rows=("leaves", [leaf.to_json() for leaf in leaves]))
+    """Returns the bytes of a `leaves.json`.
+
+    Raises:
+        FormatError: an index that `parse_index` would refuse, or one beyond its limit.
+    """
+    data = sealed.seal("index", {}, rows=("leaves", [leaf.to_json() for leaf in leaves]))
+    if len(data) > INDEX_LIMIT:
+        raise FormatError(f"the index of {len(leaves)} leaves needs {len(data)} bytes and may have {INDEX_LIMIT}")
+    return data
 
 
 def parse_index(data: bytes, path: object) -> dict[str, LeafRecord]:
@@ -409,6 +466,7 @@ def _parse_leaf(fields: sealed.Fields) -> LeafRecord:
     parts = path.split("/")
     if len(parts) < 2 or not all(_PART.fullmatch(part) and part not in (".", "..") for part in parts):
         raise fields.wrong("path", "a component and a path in it")
+    names.decode_part(parts[0])
     shape = fields.integers("shape")
     stored_shape = fields.integers("stored_shape", limit=_MAX_DIMENSIONS) if "stored_shape" in fields.content else shape
     leaf = LeafRecord(
@@ -450,14 +508,16 @@ def dtype_from_json(stored: str) -> np.dtype[Any]:
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, Any]:
-    return {name: sealed.to_json(float(value)) for name, value in metrics.items()}
+    return _values_to_json("metric", {name: float(value) for name, value in metrics.items()})
 
 
 def _values_to_json(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
     result = {}
     for name, value in values.items():
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the name of a {what} is a string, got {name!r}", keys=[str(name)])
         try:
             result[name] = sealed.to_json(value)
-        except TypeError as error:
+        except (TypeError, RecursionError) as error:
             raise ConfigurationError(f"the {what} {name!r} cannot be kept in a record: {error}", keys=[name]) from error
     return result

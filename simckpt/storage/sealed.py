@@ -149,13 +149,6 @@ class Fields:
             raise self.wrong(key, f"an integer from {minimum} to {maximum}")
         return value
 
-    def boolean(self, key: str) -> bool:
-        """Returns a bool."""
-        value = self.content.get(key)
-        if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return value
-
     def texts(self, key: str, *, limit: int = 1000) -> tuple[str, ...]:
         """Returns a list of strings."""
         value = self.content.get(key)
@@ -198,7 +191,7 @@ class Fields:
         content = self.object(key).content
         try:
             return {name: from_json(value) for name, value in content.items()}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.wrong(key, f"an object of typed values ({error})") from error
 
     def floats(self, key: str) -> dict[str, float]:

@@ -73,11 +73,12 @@ def write_state(
         raise InvalidNameError("a component needs a name: '' cannot be a group of a file")
     items = [item for name, encoded in components.items() for item in _items(names.encode_part(name), encoded)]
     _check_paths(items)
-    groups = {
+    parents = _parents(items)
+    groups = {path: _explain(attributes, path, ()) for path in attributes if path in parents}
+    groups |= {
         names.encode_part(name): _explain(attributes, names.encode_part(name), (("kind", "component"), ("name", name)))
         for name in components
     }
-    groups |= {path: _explain(attributes, path, ()) for path in attributes if _is_group(path, items)}
     groups[""] = _explain(attributes, "", _ROOT)
     slots = [_slot(item, attributes) for item in items]
     plan = layout.lay_out(slots, groups=groups)
@@ -138,8 +139,14 @@ def _check_paths(items: list[Item]) -> None:
                 raise FormatError(f"{path!r} cannot lie below {'/'.join(parts[:depth])!r}, which is a leaf itself")
 
 
-def _is_group(path: str, items: list[Item]) -> bool:
-    return any(item.path.startswith(path + "/") for item in items)
+def _parents(items: list[Item]) -> set[str]:
+    found: set[str] = set()
+    for item in items:
+        parent = item.path.rpartition("/")[0]
+        while parent and parent not in found:
+            found.add(parent)
+            parent = parent.rpartition("/")[0]
+    return found
 
 
 def _explain(given: Mapping[str, Mapping[str, str]], path: str, own: layout.Attributes) -> layout.Attributes:

@@ -75,8 +75,8 @@ class StoreReader:
     def runs(self) -> list[str]:
         """Returns the names of the runs, sorted. A folder in which no run was recorded yet is none."""
         try:
-            with reader.opened(self.path, "runs", folder=True) as folder, os.scandir(folder) as entries:
-                found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            with reader.opened_folder(self.path, "runs") as folder:
+                found = _listed(folder, "the runs")
                 return sorted(name for name in found if names.is_run_name(name) and _exists(folder, name, RUN_FILE))
         except FileNotFoundError:
             return []
@@ -92,7 +92,7 @@ class StoreReader:
         names.check_run_name(run)
         path = self.path / "runs" / run / RUN_FILE
         try:
-            data = reader.read_small(self.path, "runs", run, RUN_FILE, limit=record_types.RECORD_LIMIT)
+            data = reader.read_small(self.path, "runs", run, RUN_FILE, limit=record_types.RECORD_LIMIT, path=path)
         except FileNotFoundError as error:
             with contextlib.suppress(FileNotFoundError), self._opened(run) as folder:
                 if _sequence(folder):
@@ -117,9 +117,10 @@ class StoreReader:
         found: list[CommitRecord | TombstoneRecord] = []
         try:
             with self._opened(run) as folder:
+                run_id = self._run_id(run)
                 for seq in _sequence(folder):
                     try:
-                        found.append(self._commit_record(folder, run, seq))
+                        found.append(self._commit_record(folder, run, seq, run_id))
                     except StoreError as error:
                         if damaged is None:
                             raise
@@ -173,10 +174,6 @@ class StoreReader:
             leaves = [leaf for leaf in index if leaf.component in chosen]
             return reader.assemble(self._leaves(run, folder, index, leaves))
 
-    def read_leaf(self, run: str, seq: int, path: str) -> Leaf:
-        """Returns one leaf, verified; see `read_leaves`."""
-        return self.read_leaves(run, seq, [path])[path]
-
     def read_leaves(self, run: str, seq: int, paths: Iterable[str]) -> dict[str, Leaf]:
         """Returns {path: leaf}, every byte verified; nothing else of the checkpoint's state is read.
 
@@ -221,7 +218,8 @@ class StoreReader:
         """Returns the run's log; lines torn by a crash are left out."""
         self._run_folder(run)
         try:
-            data = reader.read_small(self.path, "runs", run, EVENTS_FILE, limit=EVENTS_LIMIT)
+            path = self.path / "runs" / run / EVENTS_FILE
+            data = reader.read_small(self.path, "runs", run, EVENTS_FILE, limit=EVENTS_LIMIT, path=path)
         except FileNotFoundError:
             return []
         events = []
@@ -235,7 +233,7 @@ class StoreReader:
     def _run_folder(self, run: str) -> Path:
         names.check_run_name(run)
         try:
-            with reader.opened(self.path, "runs", run, folder=True):
+            with reader.opened_folder(self.path, "runs", run):
                 return self.path / "runs" / run
         except FileNotFoundError as error:
             raise self._no_run(run) from error
@@ -250,7 +248,7 @@ class StoreReader:
         return self.path / "runs" / run / "checkpoints" / names.sequence_name(seq)
 
     def _opened(self, run: str) -> contextlib.AbstractContextManager[int]:
-        return reader.opened(self.path, "runs", run, "checkpoints", folder=True)
+        return reader.opened_folder(self.path, "runs", run, "checkpoints")
 
     @contextlib.contextmanager
     def _checkpoint(self, run: str, seq: int) -> Iterator[tuple[int, Index]]:
@@ -262,7 +260,7 @@ class StoreReader:
             )
         path = self._checkpoint_path(run, seq)
         try:
-            with self._opened(run) as checkpoints, reader.opened(checkpoints, path.name, folder=True) as folder:
+            with self._opened(run) as checkpoints, reader.opened_folder(checkpoints, path.name) as folder:
                 yield folder, Index(record, _read_index(folder, record, path / INDEX_FILE))
         except FileNotFoundError as error:
             raise DamagedError(f"{path} is missing: it was removed while it was read", path=path) from error
@@ -272,20 +270,29 @@ class StoreReader:
         try:
             with self._opened(run) as checkpoints:
                 if seq in _sequence(checkpoints):
-                    return self._commit_record(checkpoints, run, seq)
+                    return self._commit_record(checkpoints, run, seq, self._run_id(run))
         except FileNotFoundError:
             self._run_folder(run)
         raise CheckpointNotFoundError(f"run {run!r} has no checkpoint number {seq}")
 
-    def _commit_record(self, checkpoints: int, run: str, seq: int) -> CommitRecord | TombstoneRecord:
+    def _run_id(self, run: str) -> str | None:
+        """Returns the run's id, or None if its record is damaged: that must not take the checkpoints with it."""
+        try:
+            return self.read_run(run).id
+        except (DamagedError, FormatError, RunNotFoundError):
+            return None
+
+    def _commit_record(
+        self, checkpoints: int, run: str, seq: int, run_id: str | None
+    ) -> CommitRecord | TombstoneRecord:
         # text, not Path: listing ten thousand checkpoints comes through here
         name = names.sequence_name(seq)
         path = f"{self.path}/runs/{run}/checkpoints/{name}/{COMMIT_FILE}"
         try:
-            data = reader.read_small(checkpoints, name, COMMIT_FILE, limit=record_types.COMMIT_LIMIT)
+            data = reader.read_small(checkpoints, name, COMMIT_FILE, limit=record_types.COMMIT_LIMIT, path=path)
         except FileNotFoundError as error:
             raise DamagedError(f"{path} is missing", path=path) from error
-        return record_types.parse_commit(data, path, seq=seq)
+        return record_types.parse_commit(data, path, seq=seq, run_id=run_id)
 
     def _leaves(self, run: str, folder: int, index: Index, leaves: list[LeafRecord]) -> dict[str, Leaf]:
         sizes = {file.name: file.size for file in index.commit.files}
@@ -295,7 +302,7 @@ class StoreReader:
 def _read_index(folder: int, record: CommitRecord, path: Path) -> dict[str, LeafRecord]:
     file = record.file(INDEX_FILE)
     try:
-        data = reader.read_small(folder, INDEX_FILE, limit=record_types.INDEX_LIMIT)
+        data = reader.read_small(folder, INDEX_FILE, limit=record_types.INDEX_LIMIT, path=path)
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is missing", path=path) from error
     if len(data) != file.size or not digests.matches(data, file.digest):
@@ -305,17 +312,25 @@ def _read_index(folder: int, record: CommitRecord, path: Path) -> dict[str, Leaf
 
 def _sequence(checkpoints: int) -> list[int]:
     """Returns the commit numbers in a folder, in order; anything else in it is not simckpt's."""
-    try:
-        with os.scandir(checkpoints) as entries:
-            found = [entry.name for entry in entries]
-    except OSError as error:
-        raise StorageError(f"a run's checkpoints cannot be listed: {error.strerror}") from error
+    found = _listed(checkpoints, "a run's checkpoints")
     return sorted(int(name) for name in found if names.SEQUENCE.fullmatch(name) and int(name))
 
 
-def _exists(folder: int, *parts: str) -> bool:
+def _listed(folder: int, what: str) -> list[str]:
     try:
-        os.stat("/".join(parts), dir_fd=folder, follow_symlinks=False)
-    except OSError:
+        return os.listdir(folder)
+    except OSError as error:
+        raise StorageError(f"{what} cannot be listed: {error.strerror}") from error
+
+
+def _exists(folder: int, *parts: str) -> bool:
+    """Returns whether a file is there and this user may know it; an I/O error is neither yes nor no."""
+    name = "/".join(parts)
+    try:
+        return stat.S_ISDIR(os.stat(parts[0], dir_fd=folder, follow_symlinks=False).st_mode) and bool(
+            os.stat(name, dir_fd=folder, follow_symlinks=False)
+        )
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
-    return True
+    except OSError as error:
+        raise StorageError(f"{name} cannot be looked at: {error.strerror}") from error

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from simckpt.errors import SimckptError
+from simckpt.errors import SimckptError, StorageError
 from simckpt.storage import durable, processes
 
 UNKNOWN_AGE = 86_400.0  # [s] after which work of a process that cannot be looked at from here counts as left over
@@ -40,23 +40,21 @@ class WorkFolders:
                 durable.remove_tree(self._disk, path)
 
     def sweep(self, finish: Callable[[Path], None]) -> list[str]:
-        """Removes left-over folders in `tmp/` and `trash/`, and returns their names.
+        """Removes left-over folders, and returns their names.
 
         What a living process made stays, as does for a day what a process made that cannot be looked at from here.
+        What cannot be finished or removed, in a store of several users perhaps, stays for a later sweep.
 
         Args:
-            finish: called with each folder before it is removed, to end what its maker had begun.
-
-        Raises:
-            StorageError: the disk refused.
+            finish: called with each folder before it is removed, to end what its maker had begun; may raise
+                StorageError.
         """
         swept = []
-        for place in ("tmp", "trash"):
-            for path in _folders(self._root / place):
-                if self._is_left_over(path):
-                    finish(path)
-                    durable.remove_tree(self._disk, path)
-                    swept.append(f"{place}/{path.name}")
+        for path in filter(self._is_left_over, _folders(self._root / "tmp")):
+            with contextlib.suppress(StorageError):
+                finish(path)
+                durable.remove_tree(self._disk, path)
+                swept.append(path.name)
         return swept
 
     def _is_left_over(self, path: Path) -> bool:

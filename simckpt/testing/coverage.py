@@ -56,10 +56,9 @@ def _streams() -> dict[str, Callable[[], Any]]:
     }
     torch = sys.modules.get("torch")
     if torch is not None:
-        generators = {"torch's default generator": torch.default_generator}
-        if torch.cuda.is_initialized():
-            generators |= {f"{name} of {each.device}": each for each in torch.cuda.default_generators}
-        for name, generator in generators.items():
+        default = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+        for generator in default:
+            name = "torch's default generator" + (f" of {generator.device}" if generator.device.type != "cpu" else "")
             streams[name] = _reader(generator)
     return streams
 

@@ -111,7 +111,7 @@ def _assert_exact_resume(
 
     finding = train_apart(train, twin_a, timeout=timeout, look_around=True)
     for line in finding.uncovered:
-        warnings.warn(line, UncoveredStateWarning, stacklevel=4)
+        warnings.warn(line, UncoveredStateWarning, stacklevel=3)
     steps = _recorded_steps(twin_a)
     if at_steps[-1] > steps[-1]:
         raise ConfigurationError(

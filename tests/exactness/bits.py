@@ -9,6 +9,8 @@ import numpy as np
 
 # the wall clock of RecordEpisodeStatistics, in `info["episode"]["t"]`: no two runs share it
 EXEMPT = (("episode", "t"), ("outer_episode", "t"))
+# lists that FrankaKitchen makes of sets of strings: their order is another one in every process
+UNORDERED = frozenset({"tasks_to_complete", "step_task_completions", "episode_task_completions"})
 
 Flat = dict[str, tuple[str, bytes]]
 
@@ -25,6 +27,8 @@ def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, b
     if path[-2:] in EXEMPT:
         return
     name = "/".join(path)
+    if path and path[-1] in UNORDERED:
+        value = sorted(value)
     if isinstance(value, Mapping):
         yield name, (f"mapping of {sorted(map(repr, value))}", b"")
         for key in value:

@@ -14,6 +14,7 @@ import mujoco
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+import simckpt
 from simckpt.sim import handle_for
 from simckpt.state.streams import global_streams_state, load_global_streams
 from simckpt.state.tree import Encoded, Leaf, decode, encode
@@ -105,12 +106,13 @@ class Driver:
 
 @dataclass
 class Recording:
-    """What a run was at its snapshot, and what came after."""
+    """What a run was at its snapshot, and what came after; the state lies in `state`, or in a store."""
 
     state: dict[str, Encoded]
     over: Any
     actions_played: int
     expected: list[Flat] = field(repr=False)
+    store: Path | None = None
 
 
 def seed_process(seed: int) -> None:
@@ -119,27 +121,35 @@ def seed_process(seed: int) -> None:
     np.random.seed(seed)
 
 
-def record(case: Case, *, capture_always: bool = False) -> Recording:
+def record(case: Case, *, capture_always: bool = False, store: Path | None = None) -> Recording:
     """Runs `case` up to its snapshot and beyond.
 
     Args:
         case: what to run.
         capture_always: takes a snapshot at every step, and throws all but one away: none may disturb the run.
+        store: saves by a run's checkpointer into this new store.
     """
     seed_process(7)
     env = build(case)
     try:
         driver = Driver(env, case)
         handle = _handle_for(env)
+        run = None if store is None else simckpt.Store(store).start("run")
+        checkpointer = None if run is None else _checkpointer(run, env)
         played = _play_to_the_moment(driver, handle if capture_always else None)
-        snapshot = {"envs": handle.capture()}
-        if case.uses_global_streams:
-            snapshot["rng"] = global_streams_state()
+        snapshot = {}
+        if run is not None and checkpointer is not None:
+            checkpointer.save(played)
+            run.close()
+        else:
+            snapshot["envs"] = handle.capture()
+            if case.uses_global_streams:
+                snapshot["rng"] = global_streams_state()
         over, driver.log = copy.deepcopy(driver.over), []
         go_on(driver, case, handle if capture_always else None)
         # encoded only now: a snapshot that shared memory with the env would have changed by now
         state = {name: encode(tree) for name, tree in snapshot.items()}
-        return Recording(state, over, played, driver.log)
+        return Recording(state, over, played, driver.log, store)
     finally:
         env.close()
 
@@ -156,6 +166,10 @@ def run_undisturbed(case: Case) -> list[Flat]:
         return driver.log
     finally:
         env.close()
+
+
+def _checkpointer(run: simckpt.Run, env: Any) -> simckpt.Checkpointer:
+    return run.checkpointer({"envs": env, "rng": simckpt.RNGStreams()}, save_when=simckpt.EverySteps(1))
 
 
 def _handle_for(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Any:
@@ -239,6 +253,10 @@ def make_dirty(env: Any, case: Case) -> None:
 
 def apply(env: Any, case: Case, recording: Recording) -> None:
     """Puts the snapshot into an env, as a restore does: first validated, then applied."""
+    if recording.store is not None:
+        with simckpt.Store(recording.store).start("run") as run:
+            assert _checkpointer(run, env).restore_latest() is not None
+        return
     trees = {name: decode(encoded.leaves, encoded.structure) for name, encoded in recording.state.items()}
     handle = _handle_for(env)
     handle.validate(trees["envs"])
@@ -260,7 +278,8 @@ def save(recording: Recording, folder: Path) -> None:
         index[component] = {"leaves": entries, "structure": encoded.structure.decode()}
     np.savez(folder / "leaves.npz", **arrays)
     (folder / "index.json").write_text(json.dumps(index))
-    (folder / "rest.pickle").write_bytes(pickle.dumps((recording.over, recording.actions_played, recording.expected)))
+    rest = (recording.over, recording.actions_played, recording.expected, recording.store)
+    (folder / "rest.pickle").write_bytes(pickle.dumps(rest))
 
 
 def load(folder: Path) -> Recording:
@@ -276,8 +295,8 @@ def load(folder: Path) -> Recording:
             )
             for component, entry in json.loads((folder / "index.json").read_text()).items()
         }
-    over, played, expected = pickle.loads((folder / "rest.pickle").read_bytes())
-    return Recording(state, over, played, expected)
+    over, played, expected, store = pickle.loads((folder / "rest.pickle").read_bytes())
+    return Recording(state, over, played, expected, store)
 
 
 def to_json(case: Case) -> str:

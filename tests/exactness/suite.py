@@ -63,16 +63,15 @@ class Suite:
         self._fresh_process = fresh_process
         self._folder = folder
 
-    def compare(self, case: Case, *, capture_always: bool | None = None) -> Answer:
+    def compare(self, case: Case, *, in_store: bool = False) -> Answer:
         """Returns what differs after the restore; skips ids that cannot be constructed and says why.
 
         The run is first compared with a twin of which no snapshot is taken: taking one must not change it. For single
         envs the run is snapshotted at every step.
         """
         try:
-            if capture_always is None:
-                capture_always = case.vectorization is None
-            recording = harness.record(case, capture_always=capture_always)
+            store = self._folder / "store" if in_store else None
+            recording = harness.record(case, capture_always=case.vectorization is None, store=store)
         except CannotConstructError as error:
             pytest.skip(f"cannot be constructed: {error}")
         if case.moment != "fresh" and case.twins:
@@ -80,7 +79,7 @@ class Suite:
         harness.save(recording, self._folder)
         return self._fresh_process.restore_and_compare(case, self._folder)
 
-    def assert_exact(self, case: Case) -> None:
+    def assert_exact(self, case: Case, *, in_store: bool = False) -> None:
         """Fails with the first differences, if there are any."""
-        answer = self.compare(case)
+        answer = self.compare(case, in_store=in_store)
         assert answer.count == 0, "\n".join([f"{case}: {answer.count} differences", *answer.first])

@@ -79,6 +79,8 @@ def test_wrapper_chain_goes_on_exactly(suite: Suite, env_id: str, moment: str) -
 def test_every_env_at_every_moment(suite: Suite, env_id: str, chain: bool, moment: str) -> None:
     if chain and env_id in ("simckpt/DictSpace-v0", "simckpt/Image-v0", *ROBOTICS):
         pytest.skip("the chain's wrappers want flat observations")
+    if env_id.startswith("simckpt/Control") and moment == "fresh":
+        pytest.skip("a callback that is set here and was not there is refused: it is the process's, not the env's")
     suite.assert_exact(case(env_id, chain=chain, moment=moment))
 
 

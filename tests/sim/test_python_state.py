@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from simckpt.errors import StateMismatchError
-from simckpt.sim.python_state import Walker
+from simckpt.sim.python_state import GraphWalker
 from simckpt.state.tree import decode, encode
 
 
@@ -83,8 +83,8 @@ def through_file(tree):
 
 def transfer(source, target):
     """Captures `source` and restores it into `target`, through a file."""
-    state = through_file(Walker("source").capture(source))
-    walker = Walker("target")
+    state = through_file(GraphWalker("source").capture(source))
+    walker = GraphWalker("target")
     walker.capture(target)
     walker.apply(state, target)
     return target
@@ -315,12 +315,12 @@ def test_objects_that_the_live_program_lacks_are_built_from_its_classes():
 
 def test_unknown_classes_are_refused_by_name():
     local = type("Local", (), {})
-    state = Walker("env").capture(Thing(x=local()))
+    state = GraphWalker("env").capture(Thing(x=local()))
     state.attributes["x"].type_name = "os.PathLike"
     with pytest.raises(
         StateMismatchError, match=r"env/x is a os.PathLike in the state, a tests\S*Local|env/x is a os.PathLike"
     ):
-        Walker("env").apply(state, Thing(x=1))
+        GraphWalker("env").apply(state, Thing(x=1))
 
 
 def test_sets_iterate_in_the_same_order():
@@ -394,9 +394,9 @@ def test_functions_chosen_at_run_time_are_found_by_name():
     source.now = source.rest
     target = Thing(choice=abs)
     target.now = target.step
-    walker = Walker("env")
+    walker = GraphWalker("env")
     table = Thing(thing=target, functions=[abs, len])
-    walker.apply(through_file(Walker("env").capture(Thing(thing=source, functions=[abs, len]))), table)
+    walker.apply(through_file(GraphWalker("env").capture(Thing(thing=source, functions=[abs, len]))), table)
     assert target.choice is len
     assert target.now() == "rest"
     assert target.now.__self__ is target
@@ -446,9 +446,9 @@ def test_counters_weak_references_and_read_only_mappings():
 
 def test_a_state_can_be_applied_many_times():
     source = Thing(a=np.arange(3), l=[[1]], s=SimpleState([1]))
-    state = Walker("env").capture(source)
+    state = GraphWalker("env").capture(source)
     target = Thing(a=np.zeros(3, int), l=[], s=SimpleState([2]))
-    walker = Walker("env")
+    walker = GraphWalker("env")
     for _ in range(3):
         walker.apply(state, target)
         assert (target.a.tolist(), target.l, target.s.content) == ([0, 1, 2], [[1]], [1])
@@ -521,7 +521,7 @@ def test_strings_that_are_paths_of_this_machine_stay():
 
 def test_an_array_that_somebody_outside_holds_is_not_changed_under_his_hands():
     target = Thing(buffer=np.zeros(2), last=np.zeros(2))
-    walker = Walker("env")
+    walker = GraphWalker("env")
     walker.capture(target)
     state = walker.capture(target)
     buffer = target.buffer
@@ -537,7 +537,7 @@ def test_an_array_that_somebody_outside_holds_is_not_changed_under_his_hands():
 
 def test_an_array_that_nobody_else_holds_is_written_in_place():
     target = Thing(last=np.zeros(2), names=[])
-    walker = Walker("env")
+    walker = GraphWalker("env")
     state = walker.capture(target)
     target.last = np.ones(2)
     target.names.append(target.last)
@@ -554,7 +554,7 @@ def test_an_array_that_nobody_else_holds_is_written_in_place():
 def test_returned_dicts_and_their_arrays_are_not_changed_either():
     target = Thing(last={"a": np.zeros(2)}, log=[])
     log = target.log
-    walker = Walker("env")
+    walker = GraphWalker("env")
     state = walker.capture(target)
     target.last = returned = {"a": np.ones(2), "b": [np.ones(2)]}
     target.log.append((target.last["a"], 1))
@@ -570,7 +570,7 @@ def test_returned_dicts_and_their_arrays_are_not_changed_either():
 
 def test_dicts_that_nobody_else_holds_change_in_place():
     target = Thing(last={})
-    walker = Walker("env")
+    walker = GraphWalker("env")
     walker.capture(target)
     target.last = {"a": np.ones(2)}
     state = walker.capture(target)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from simckpt.errors import StateMismatchError, UnsupportedStateError
-from simckpt.sim.handles import register_adapter, register_handle
-from simckpt.sim.python_state import Walker
+from simckpt.sim.resources import register_adapter, register_stateless
+from simckpt.sim.python_state import GraphWalker
 
 
 class Thing:
@@ -24,12 +24,12 @@ class Thing:
 
 def refused(value):
     with pytest.raises(UnsupportedStateError) as caught:
-        Walker("envs/env_0").capture(Thing(inner=Thing(_bad=[value])))
+        GraphWalker("envs/env_0").capture(Thing(inner=Thing(_bad=[value])))
     error = caught.value
     assert error.path == "envs/env_0/inner._bad[0]"
     assert error.path in str(error)
     assert error.type_name in str(error)
-    for way_out in ("state_dict", "register_adapter", "register_handle"):
+    for way_out in ("state_dict", "register_adapter", "register_stateless"):
         assert way_out in str(error)
     return error
 
@@ -79,7 +79,7 @@ def test_a_chain_that_is_too_long_is_refused():
         here.next = Thing()
         here = here.next
     with pytest.raises(UnsupportedStateError, match="too long"):
-        Walker("env").capture(first)
+        GraphWalker("env").capture(first)
 
 
 def test_handles_stay_as_they_are_live():
@@ -89,26 +89,26 @@ def test_handles_stay_as_they_are_live():
             sentinel=object(), condition=threading.Condition(),
         )  # fmt: skip
 
-    state = Walker("env").capture(make())
+    state = GraphWalker("env").capture(make())
     target = make()
     before = dict(vars(target))
-    Walker("env").apply(state, target)
+    GraphWalker("env").apply(state, target)
     assert all(getattr(target, name) is value for name, value in before.items())
 
 
 def test_a_handle_that_was_opened_since_stays_open():
-    state = Walker("env").capture(Thing(viewer=None))
+    state = GraphWalker("env").capture(Thing(viewer=None))
     target = Thing(viewer=threading.Lock(), late=threading.Lock())
     viewer, late = target.viewer, target.late
-    Walker("env").apply(state, target)
+    GraphWalker("env").apply(state, target)
     assert target.viewer is viewer
     assert target.late is late
 
 
 def test_a_handle_that_is_not_open_here_is_not_invented():
-    state = Walker("env").capture(Thing(viewer=threading.Lock(), x=2))
+    state = GraphWalker("env").capture(Thing(viewer=threading.Lock(), x=2))
     target = Thing(viewer=None, x=1)
-    Walker("env").apply(state, target)
+    GraphWalker("env").apply(state, target)
     assert (target.viewer, target.x) == (None, 2)
 
 
@@ -119,11 +119,11 @@ def test_a_class_can_be_declared_stateless_by_name_or_by_type():
     class Door(itertools.cycle):
         pass
 
-    register_handle(f"{Window.__module__}.{Window.__qualname__}")
-    register_handle(Door)
+    register_stateless(f"{Window.__module__}.{Window.__qualname__}")
+    register_stateless(Door)
     target = Thing(window=Window([1]), door=Door([1]), x=0)
     window = target.window
-    Walker("env").apply(Walker("env").capture(Thing(window=Window([1]), door=Door([1]), x=1)), target)
+    GraphWalker("env").apply(GraphWalker("env").capture(Thing(window=Window([1]), door=Door([1]), x=1)), target)
     assert target.window is window
     assert target.x == 1
 
@@ -141,9 +141,9 @@ def test_an_adapter_reads_and_writes():
     )
     source, target = Cycle([1]), Cycle([1])
     places.update({id(source): [3], id(target): [0]})
-    state = Walker("env").capture(Thing(c=source))
+    state = GraphWalker("env").capture(Thing(c=source))
     places[id(source)].append(4)
-    Walker("env").apply(state, Thing(c=target))
+    GraphWalker("env").apply(state, Thing(c=target))
     assert places[id(target)] == [3]
 
 
@@ -152,11 +152,11 @@ def test_problems_are_all_listed_and_nothing_is_changed():
         pass
 
     space = gym.spaces.Box(0, 1, (3,))
-    state = Walker("env").capture(Thing(a=1, env=gym.make("CartPole-v1"), space=space, f=lambda x=[1]: x))
+    state = GraphWalker("env").capture(Thing(a=1, env=gym.make("CartPole-v1"), space=space, f=lambda x=[1]: x))
     target = Thing(a=2, env=gym.make("Pendulum-v1"), space=gym.spaces.Box(0, 1, (4,)), f=None)
     before = dict(vars(target))
     with pytest.raises(StateMismatchError) as caught:
-        Walker("env").apply(state, target)
+        GraphWalker("env").apply(state, target)
     text = "\n".join(caught.value.problems)
     for part in ("CartPoleEnv", "PendulumEnv", "env/space.low", "float32(3,)", "env/f is the function"):
         assert part in text, part
@@ -165,7 +165,7 @@ def test_problems_are_all_listed_and_nothing_is_changed():
 
 def test_parts_that_others_capture_are_not_entered():
     sub = [Thing(x=iter([1]))]
-    walker = Walker("envs", elsewhere=[sub], skip_attributes={Thing: ["pipe"]})
+    walker = GraphWalker("envs", elsewhere=[sub], skip_attributes={Thing: ["pipe"]})
     target = Thing(envs=sub, pipe=iter([]), y=1)
     state = walker.capture(target)
     target.y = 2

@@ -46,7 +46,7 @@ def test_generators_stay_the_same_objects():
 def test_missing_variable_is_a_mismatch_and_nothing_changes():
     loop = LoopState(step=1, best=2.0, rng=np.random.default_rng(0))
     with pytest.raises(StateMismatchError) as caught:
-        loop.load_state_dict({"step": 5, "rng": np.random.Generator(np.random.MT19937(0)), "load_state_dict": 1})
+        loop.validate_state_dict({"step": 5, "rng": np.random.Generator(np.random.MT19937(0)), "load_state_dict": 1})
     assert len(caught.value.problems) == 3
     assert loop.step == 1
     with pytest.raises(StateMismatchError):

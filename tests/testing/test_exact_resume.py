@@ -1,5 +1,3 @@
-import errno
-import os
 import re
 import tempfile
 import warnings
@@ -14,37 +12,31 @@ from simckpt.testing import InexactResumeError, UncoveredStateWarning, assert_ex
 
 
 def is_alive(pid: int) -> bool:
+    # a zombie was killed, and not yet waited for by whoever adopted it
     try:
-        os.kill(pid, 0)
-    except OSError as error:
-        assert error.errno == errno.ESRCH
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
         return False
-    # killed, and not yet waited for by whoever adopted it
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("train", [loops.sound, loops.sound_continuous], ids=lambda train: train.__name__)
-def test_a_sound_loop_passes_without_warnings(train) -> None:
-    report = assert_exact_resume(train, at_steps=[20, 40])
+def test_a_sound_loop_passes_without_warnings() -> None:
+    report = assert_exact_resume(loops.sound, at_steps=[30])
     assert report.steps == (10, 20, 30, 40, 50, 60)
     assert report.uncovered == ()
-    # twins and two resumed runs, six checkpoints each, of which each has at least the six leaves of the agent's layers
-    assert report.compared > 3 * 6 * 6
+    # the twins and the resumed run, six checkpoints each, which have four leaves of the agent and eight of Adam
+    assert report.compared > 2 * 6 * (4 + 8)
 
 
-def test_the_last_step_and_one_between_two_saves_can_be_killed_at(tmp_path) -> None:
-    assert_exact_resume(loops.seeds_before_the_loop, at_steps=(30, 11), folder=tmp_path / "new")
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
-        "killed_at_11",
-        "killed_at_30",
-        "twin_a",
-        "twin_b",
-    ]
-    # every call is a checkpoint of its own, and none is pruned
+def test_every_step_is_recorded_whatever_the_policies_say(tmp_path) -> None:
+    # the last step is one to be killed at, and so is one between two saves
+    report = assert_exact_resume(loops.seeds_before_the_loop, at_steps=(40, 11), folder=tmp_path / "new")
+    assert report.uncovered == ()
+    names = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert names == ["killed_at_11", "killed_at_40", "twin_a", "twin_b"]
     store = simckpt.Store(tmp_path / "new/killed_at_11")
-    assert [checkpoint.step for checkpoint in store.run("run").checkpoints()] == [10, 20, 30]
+    assert [checkpoint.step for checkpoint in store.run("run").checkpoints()] == [10, 20, 30, 40]
     events = [event["event"] for event in store.files.events("run")]
-    assert events == ["saved", "saved", "restored", "saved"]
+    assert events == ["saved", "saved", "restored", "saved", "saved"]
 
 
 def test_stores_from_before_are_not_taken_for_new_ones(tmp_path) -> None:
@@ -67,52 +59,41 @@ def test_a_script_that_ends_its_process_well_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "component"),
+    ("train", "leaf", "warning"),
     [
         # what was forgotten is in no checkpoint, so that it shows in what depends on it
-        (loops.forgets_optimizer, "agent"),
-        (loops.forgets_rng, "agent"),
-        (loops.forgets_envs, "loop"),
-        (loops.forgets_counter, "agent"),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-@pytest.mark.filterwarnings("ignore::simckpt.testing.UncoveredStateWarning")
-def test_something_forgotten_is_caught_and_the_first_difference_named(train, component: str) -> None:
-    with pytest.raises(InexactResumeError) as caught:
-        assert_exact_resume(train, at_steps=[30])
-    # the first step after the kill is the first that can differ
-    assert caught.value.step == 40
-    message = str(caught.value)
-    assert message.startswith(
-        "the run killed and resumed at step 30 differs from the undisturbed one, first at step 40"
-    )
-    paths = [difference.path for difference in caught.value.differences]
-    assert component in {path.partition("/")[0] for path in paths}
-    assert all(path in message for path in paths[:5])
-    assert re.search(r"at most [0-9.e-]+ apart", message)
-    assert "not deterministic" not in message
-
-
-@pytest.mark.parametrize(
-    ("train", "line"),
-    [
-        (loops.forgets_optimizer, r"a torch\.optim\.\S*Adam \(`self\.optimizer` in save\) is alive"),
-        (loops.forgets_rng, "torch's default generator was drawn from"),
+        (
+            loops.forgets_optimizer,
+            "agent/weight",
+            r"a torch\.optim\.\S*Adam \(`optimizer` in forgets_optimizer\) is alive",
+        ),
+        (loops.forgets_rng, "loop/noise", "numpy's global `numpy.random` was drawn from"),
+        (loops.forgets_envs, "loop/observations", "a numpy Generator .* is alive"),
+        (loops.forgets_counter, "loop/weights", None),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_was_forgotten_is_warned_of(train, line: str) -> None:
-    with pytest.warns(UncoveredStateWarning, match=line), pytest.raises(InexactResumeError):
-        assert_exact_resume(train, at_steps=[30])
-
-
-def test_a_loop_that_forgets_its_step_or_to_restore_saves_steps_again() -> None:
-    for train in (loops.forgets_step, loops.forgets_to_restore):
-        with pytest.raises(
-            InexactResumeError, match=r"saved step 10 where step 30 was due; was the checkpoint restored"
-        ):
+def test_something_forgotten_is_caught_and_the_first_difference_named(train, leaf: str, warning: str | None) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(InexactResumeError) as caught:
             assert_exact_resume(train, at_steps=[20])
+    # the first step after the kill is the first that can differ
+    assert caught.value.step == 30
+    assert leaf in [difference.path for difference in caught.value.differences]
+    first, *lines = str(caught.value).splitlines()
+    assert first.startswith("the run killed and resumed at step 20 differs from the undisturbed one, first at step 30")
+    (line,) = [line for line in lines if line.startswith(f"  {leaf}: ")]
+    assert re.search(r"elements differ, at most [0-9.e-]+ apart$", line)
+    assert "not deterministic" not in str(caught.value)
+    # a number in a local variable is nothing that anybody could know to be state
+    found = [str(each.message) for each in warned if each.category is UncoveredStateWarning]
+    assert any(re.match(warning, line) for line in found) if warning else not found
+
+
+def test_a_loop_that_forgets_its_step_is_told_that_it_saves_steps_again() -> None:
+    with pytest.raises(InexactResumeError, match=r"saved step 10 where step 30 was due; was the checkpoint restored"):
+        assert_exact_resume(loops.forgets_step, at_steps=[20])
 
 
 def test_a_loop_that_starts_another_run_is_told_so() -> None:
@@ -128,7 +109,7 @@ def test_a_loop_that_is_not_deterministic_is_told_so_before_anything_is_killed(t
     ) as caught:
         assert_exact_resume(loops.unseeded, at_steps=[30], folder=tmp_path)
     assert caught.value.step == 10
-    assert {difference.path.partition("/")[0] for difference in caught.value.differences} >= {"envs", "agent"}
+    assert {difference.path.partition("/")[0] for difference in caught.value.differences} == {"loop", "rng"}
     assert not (tmp_path / "killed_at_30").exists()
 
 
@@ -148,22 +129,23 @@ def test_a_difference_before_the_kill_is_not_blamed_on_the_resume() -> None:
 
 
 def test_what_no_component_covers_is_warned_of() -> None:
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        report = assert_exact_resume(loops.draws_without_streams, at_steps=[20])
-    assert [str(warning.message) for warning in caught] == list(report.uncovered)
-    assert {warning.category for warning in caught} == {UncoveredStateWarning}
-    assert {warning.filename for warning in caught} == {__file__}
+        # the look around is over before the steps are found to be too few
+        with pytest.raises(ConfigurationError, match="before step 50"):
+            assert_exact_resume(loops.covers_nothing, at_steps=[50])
+    assert {(each.category, each.filename) for each in warned} == {(UncoveredStateWarning, __file__)}
+    lines = [str(each.message) for each in warned]
     for start in (
-        "a numpy Generator (PCG64) (`own_rng` in draws_without_streams) is alive",
-        "a torch.nn.modules.linear.Linear with 24 parameters (`baseline` in draws_without_streams) is alive",
-        "a torch.optim.sgd.SGD (`momentum` in draws_without_streams) is alive",
+        "a numpy Generator (PCG64) (`own_rng` in covers_nothing) is alive",
+        "a torch.nn.modules.container.Sequential with 24 parameters",
+        "a torch.optim.sgd.SGD (`momentum` in covers_nothing) is alive",
         "Python's `random` was drawn from",
         "numpy's global `numpy.random` was drawn from",
         "torch's default generator was drawn from",
     ):
-        assert sum(line.startswith(start) for line in report.uncovered) == 1, start
-    assert len(report.uncovered) == 6
+        assert sum(line.startswith(start) for line in lines) == 1, start
+    assert len(lines) == 6
 
 
 @pytest.mark.parametrize("train", [loops.raises, loops.raises_when_resumed], ids=lambda train: train.__name__)
@@ -188,8 +170,8 @@ def test_a_training_that_ends_otherwise_is_told_how(train, message: str) -> None
 
 
 def test_a_step_beyond_the_end_is_refused_before_anything_is_killed(tmp_path) -> None:
-    with pytest.raises(ConfigurationError, match=r"ends at step 30, before step 31"):
-        assert_exact_resume(loops.seeds_before_the_loop, at_steps=[20, 31], folder=tmp_path)
+    with pytest.raises(ConfigurationError, match=r"ends at step 40, before step 41"):
+        assert_exact_resume(loops.seeds_before_the_loop, at_steps=[20, 41], folder=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["twin_a"]
 
 
@@ -205,12 +187,12 @@ def test_a_function_that_no_other_process_can_import_is_refused() -> None:
 
 
 def test_a_training_that_takes_too_long_is_ended_with_all_its_processes(tmp_path) -> None:
-    with pytest.raises(ConfigurationError, match="more than 8 s"):
-        assert_exact_resume(loops.never_ends, at_steps=[10], folder=tmp_path, timeout=8)
+    with pytest.raises(ConfigurationError, match="more than 5 s"):
+        assert_exact_resume(loops.never_ends, at_steps=[10], folder=tmp_path, timeout=5)
     pids = [int(pid) for pid in (tmp_path / "twin_a/children").read_text().split()]
     assert len(pids) == 3
     assert [pid for pid in pids if is_alive(pid)] == []
 
 
 def test_a_large_state_passes() -> None:
-    assert assert_exact_resume(loops.keeps_a_large_state, at_steps=[10, 20]).steps == (10, 20, 30)
+    assert assert_exact_resume(loops.keeps_a_large_state, at_steps=[20]).steps == (10, 20, 30, 40)

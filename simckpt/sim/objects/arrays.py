@@ -127,9 +127,6 @@ class ViewKind(Kind):
 
     mutable = False
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
-
     def children(self, node: Any, live: Any) -> Iterator[Child]:
         if node.type_name == ARRAY_VIEW:
             owner = memory_owner(live) if isinstance(live, np.ndarray) else MISSING
@@ -179,9 +176,6 @@ class DtypeKind(Kind):
         if node is None:
             node = self._nodes[value] = ObjectState(DTYPE, {"descr": repr_dtype(value)})
         return node
-
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return isinstance(live, np.dtype)
 
     def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
         if isinstance(live, np.dtype) and repr_dtype(live) == node.attributes["descr"]:

@@ -13,12 +13,13 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 
-from simckpt.sim import handles
-from simckpt.sim.handles import Adapter
+from simckpt.sim import resources
+from simckpt.sim.resources import Adapter
 from simckpt.sim.objects import arrays, containers, functions, generators, instances, tensors
-from simckpt.sim.objects.kind import PLAIN, Capture, Kind, Matching, Rebuild, Unsupported, qualified_name
+from simckpt.sim.objects.kind import PLAIN, Capture, Kind, Matching, Rebuild, Unsupported
 from simckpt.sim.objects.layout import hidden_layout, static_lookup
 from simckpt.state.nodes import ObjectState
+from simckpt.state.walk import qualified_name
 
 PHYSICS = "mujoco.MjData"
 
@@ -56,17 +57,14 @@ class ConstantKind(Kind):
     def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
         return node.copy()
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
 
-
-class SentinelKind(instances.HandleKind):
+class SentinelKind(instances.ResourceKind):
     """Bare `object()`s, which are told apart by identity alone."""
 
     def capture(self, run: Capture, value: Any) -> Any:
         node = run.memo.get(id(value))
         if node is None:
-            node = run.memo[id(value)] = ObjectState(instances.HANDLE, {"class": "object"})
+            node = run.memo[id(value)] = ObjectState(instances.RESOURCE, {"class": "object"})
         return node
 
 
@@ -104,7 +102,7 @@ def forget() -> None:
     KINDS.clear()
 
 
-handles.on_change(forget)
+resources.on_change(forget)
 
 
 def classify(cls: type) -> Kind:
@@ -115,20 +113,20 @@ def classify(cls: type) -> Kind:
 
 
 def _classify(cls: type) -> Kind:
-    adapter = handles.adapter_for(cls)
+    adapter = resources.adapter_for(cls)
     if adapter is not None:
         return instances.ProtocolKind(qualified_name(cls), adapter)
-    if handles.declared_handle(cls):
-        return instances.HandleKind(qualified_name(cls))
+    if resources.declared_stateless(cls):
+        return instances.ResourceKind(qualified_name(cls))
     for table in (containers.BY_CLASS, functions.BY_CLASS):
         if cls in table:
             return table[cls]
     builtin = _classify_values(cls)
     if builtin is not None:
         return builtin
-    if handles.known_resource(cls):
-        return instances.HandleKind(qualified_name(cls))
-    reason = handles.refusal(cls)
+    if resources.known_resource(cls):
+        return instances.ResourceKind(qualified_name(cls))
+    reason = resources.refusal(cls)
     if reason is not None:
         return containers.RefusedKind(qualified_name(cls), reason)
     return _classify_instances(cls)
@@ -184,7 +182,7 @@ def _class_attributes(cls: type) -> dict[str, type]:
     """
     if not issubclass(cls, gym.Env | gym.vector.VectorEnv):
         return {}
-    skipped = handles.skipped_attributes(cls)
+    skipped = resources.skipped_attributes(cls)
     found: dict[str, type] = {}
     for base in cls.__mro__:
         if base.__module__ in ("gymnasium.core", "gymnasium.vector.vector_env", "builtins", "typing"):
@@ -241,5 +239,3 @@ def kind_of_node(node: Any, find_class: Any) -> Kind | None:
     found = _BY_NODE.get(type(node))
     return found if found is not None else tensors.kind_of(type(node))
 
-
-__all__ = ["KINDS", "Capture", "Matching", "Rebuild", "Unsupported", "classify", "forget", "kind_of_node"]

@@ -220,9 +220,6 @@ class TupleKind(Kind):
             return value
         return tuple([run.child(item, f"[{index}]") for index, item in enumerate(value)])
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return type(live) is tuple
-
     def children(self, node: Any, live: Any) -> Iterator[Child]:
         size = len(live) if isinstance(live, tuple) else 0
         for index, child in enumerate(node):
@@ -243,9 +240,6 @@ class SliceKind(Kind):
 
     def capture(self, run: Capture, value: slice) -> Any:
         return ObjectState(SLICE, {name: run.child(getattr(value, name), name) for name in ("start", "stop", "step")})
-
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
 
     def children(self, node: Any, live: Any) -> Iterator[Child]:
         for name, child in node.attributes.items():
@@ -296,9 +290,6 @@ class FrozensetKind(Kind):
 
     def capture(self, run: Capture, value: Any) -> Any:
         return ObjectState(FROZENSET, items=[run.child(item, "{...}") for item in frozenset.__iter__(value)])
-
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return type(live) is frozenset
 
     def children(self, node: Any, live: Any) -> Iterator[Child]:
         yield from _set_children(node, live)

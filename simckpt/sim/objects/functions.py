@@ -24,9 +24,9 @@ from simckpt.sim.objects.kind import (
     Matching,
     Rebuild,
     Unsupported,
-    qualified_name,
 )
 from simckpt.state.nodes import ObjectState
+from simckpt.state.walk import qualified_name
 
 REFERENCE = "simckpt.reference"
 FUNCTION = "simckpt.function"
@@ -50,9 +50,6 @@ class ReferenceKind(Kind):
                 REFERENCE, {"name": reference_name(value), "code": code_digest(value)}
             )
         return node
-
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
 
     def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
         if self._find(matching, node, live) is MISSING:
@@ -180,9 +177,6 @@ class MethodKind(Kind):
         node.attributes["self"] = run.child(value.__self__, "__self__")
         return node
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
-
     def children(self, node: Any, live: Any) -> Iterator[Child]:
         yield "__self__", node.attributes["self"], getattr(live, "__self__", MISSING)
         if "function" in node.attributes:
@@ -266,9 +260,6 @@ class WeakKind(Kind):
         referent = value()
         return ObjectState(WEAK, {"referent": None if referent is None else run.child(referent, "()")})
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
-
     def children(self, node: Any, live: Any) -> Iterator[Child]:
         yield "()", node.attributes["referent"], live() if isinstance(live, weakref.ref) else MISSING
 
@@ -290,9 +281,6 @@ class ProxyKind(Kind):
         # a temporary object must outlive the memo that knows it by id
         run.kept.append(content)
         return ObjectState(PROXY, {"class": type(value).__name__, "content": run.child(content, "mapping")})
-
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
 
     def children(self, node: Any, live: Any) -> Iterator[Child]:
         current = _viewed(live) if type(live) in _VIEWS else {}

@@ -14,9 +14,10 @@ import numpy as np
 from gymnasium.utils import seeding
 
 from simckpt.errors import StateMismatchError, UnsupportedStateError
-from simckpt.sim.objects.kind import Capture, Kind, Matching, Rebuild, Unsupported, qualified_name
+from simckpt.sim.objects.kind import Capture, Kind, Matching, Rebuild, Unsupported
 from simckpt.state.nodes import UNSEEDED, ObjectState
 from simckpt.state.rng import check_generator_state, generator_state, is_unseeded, new_generator, set_generator_state
+from simckpt.state.walk import qualified_name
 
 GENERATOR = "simckpt.generator"
 

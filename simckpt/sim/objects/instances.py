@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simckpt.errors import UnsupportedStateError
-from simckpt.sim.handles import Adapter, clock_attributes, is_local_path, skipped_attributes
+from simckpt.sim.resources import Adapter, clock_attributes, is_moved_path, skipped_attributes
 from simckpt.sim.objects import containers
 from simckpt.sim.objects.arrays import ARRAYS
 from simckpt.sim.objects.kind import (
@@ -29,18 +29,17 @@ from simckpt.sim.objects.kind import (
     Matching,
     Rebuild,
     Unsupported,
-    qualified_name,
 )
 from simckpt.sim.objects.layout import own_attributes, read_slot, slots_of
 from simckpt.state.nodes import ELAPSED, ObjectState
 from simckpt.state.tree import copy_tree
+from simckpt.state.walk import qualified_name
 
-HANDLE = "simckpt.handle"
+RESOURCE = "simckpt.resource"
 PROTOCOL = "simckpt.protocol"
 ENUM = "simckpt.enum"
 IMMUTABLE = "simckpt.immutable"
 CLOCK = ELAPSED
-PATH = "simckpt.local_path"
 # prefix of attributes that lie on the class and not on the object
 CLASS = "class."
 
@@ -48,20 +47,17 @@ _CONTENT: dict[type, Kind] = {**containers.CONTENT, np.ndarray: ARRAYS}
 _IMMUTABLE_CONTENT = (int, float, complex, str, bytes)
 
 
-class HandleKind(Kind):
+class ResourceKind(Kind):
     """Models, windows, locks: the live one stays, whatever the state says."""
 
     mutable = False
 
     def __init__(self, type_name: str) -> None:
-        self._node = ObjectState(HANDLE, {"class": type_name})
+        self._node = ObjectState(RESOURCE, {"class": type_name})
 
     def capture(self, run: Capture, value: Any) -> Any:
         # one node for all objects of the class: there is nothing to tell them apart by
         return self._node
-
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
 
     def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
         return None if live is MISSING else live
@@ -100,7 +96,7 @@ class ObjectKind(Kind):
         # most attributes are plain and stay as the copy has them
         attributes = {} if live is None else live.copy()
         node = run.memo[key] = ObjectState(self.type_name, attributes)
-        skip = self._skip(run) if run.skips else self.skip
+        skip = self.skip
         if live is not None:
             for name in skip:
                 attributes.pop(name, None)
@@ -116,9 +112,6 @@ class ObjectKind(Kind):
             node.items = self._capture_content(run, value)
         return node
 
-    def _skip(self, run: Capture) -> frozenset[str]:
-        return self.skip.union(*(run.skips.get(base, ()) for base in self.cls.__mro__))
-
     def _capture_dict(self, run: Capture, attributes: dict[str, Any]) -> None:
         """Replaces each attribute by its node, in place."""
         for name in self.clocks:
@@ -130,8 +123,6 @@ class ObjectKind(Kind):
         for name, item in attributes.items():
             cls = type(item)
             if cls in plain:
-                if cls is str and item[:1] == "/" and is_local_path(name, item):
-                    attributes[name] = ObjectState(PATH)
                 continue
             if cls is ObjectState:
                 continue
@@ -200,7 +191,7 @@ class ObjectKind(Kind):
     def fill(self, rebuild: Rebuild, node: Any, target: Any) -> None:
         stored = own_attributes(target)
         slots = dict(self.slots)
-        skip = self._skip(rebuild.matching.survey)
+        skip = self.skip
         for name, descriptor in self.slots:
             if name not in node.attributes and name not in skip:
                 old = read_slot(descriptor, target, MISSING)
@@ -216,6 +207,8 @@ class ObjectKind(Kind):
                 continue
             old = self.read(target, name)
             new = rebuild.value(child, old)
+            if new is MISSING or is_moved_path(new, old):
+                new = old
             if new is MISSING:
                 continue
             if name.startswith(CLASS):
@@ -239,7 +232,7 @@ class ObjectKind(Kind):
 def _stays(rebuild: Rebuild, value: Any) -> bool:
     """Whether a live attribute that the state does not have is kept: handles are (a window that was opened since)."""
     node = rebuild.matching.live_node(value)
-    return isinstance(node, ObjectState) and node.type_name == HANDLE
+    return isinstance(node, ObjectState) and node.type_name == RESOURCE
 
 
 def _order(stored: dict[str, Any], names: list[str]) -> None:
@@ -314,9 +307,6 @@ class EnumKind(Kind):
         number = value.value if isinstance(value.value, int | str) else None
         return ObjectState(ENUM, {"class": qualified_name(type(value)), "name": name, "value": number})
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
-
     def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
         if self._find(matching, node, live) is None:
             return f"is {node.attributes['class']}.{node.attributes['name']}, which the live program does not have"
@@ -357,9 +347,6 @@ class ImmutableKind(Kind):
     def capture(self, run: Capture, value: Any) -> Any:
         return ObjectState(IMMUTABLE, {"class": qualified_name(type(value)), "text": _text(value)})
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
-
     def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
         if node.attributes["class"] not in self.parsers:
             return f"is a {node.attributes['class']}, which this version does not know"
@@ -384,9 +371,6 @@ class ClockKind(Kind):
 
     mutable = False
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
-
     def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
         now = time.perf_counter()
         passed = node.items
@@ -408,10 +392,10 @@ def elapsed_since(mark: Any) -> Any:
         return ObjectState(CLOCK, items=deque(mark, mark.maxlen))
     if isinstance(mark, int | float):
         return ObjectState(CLOCK, items=now - mark if mark > 0 else float(mark) - 1.0)
-    return ObjectState(HANDLE, {"class": "clock"})
+    return ObjectState(RESOURCE, {"class": "clock"})
 
 
-class PathKind(HandleKind):
+class PathKind(ResourceKind):
     """Paths on this machine."""
 
     def __init__(self) -> None:
@@ -419,7 +403,7 @@ class PathKind(HandleKind):
 
 
 BY_NAME: dict[str, Kind] = {
-    HANDLE: HandleKind(HANDLE),
+    RESOURCE: ResourceKind(RESOURCE),
     PATH: PathKind(),
     ENUM: EnumKind(),
     IMMUTABLE: ImmutableKind(),

@@ -6,7 +6,7 @@ steps, `create` and `fill`, so that cycles close; value kinds (tuples, bound met
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -61,7 +61,7 @@ class Kind:
         raise NotImplementedError
 
     def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        """Returns whether the live object can become what the node says by changing it in place."""
+        """Returns whether the live object can become what the node says by changing it in place; for mutable kinds."""
         raise NotImplementedError
 
     def children(self, node: Any, live: Any) -> Iterator[Child]:
@@ -93,13 +93,11 @@ class Capture:
         owners: id of an array that owns memory -> the views of it in the graph.
         shared_owners: keys of `owners` in which arrays are known to overlap: these are captured as views.
         physics: the simulations met, in order.
-        kept: temporary objects that the memo knows.
         objects: every object met, where the caller asked for a list.
     """
 
     __slots__ = (
         "classify",
-        "kept",
         "kinds",
         "memo",
         "memory",
@@ -107,7 +105,6 @@ class Capture:
         "owners",
         "physics",
         "shared_owners",
-        "skips",
     )
 
     def __init__(
@@ -116,18 +113,15 @@ class Capture:
         classify: Callable[[type], Kind],
         *,
         memo: dict[int, Any],
-        skips: Mapping[type, frozenset[str]],
         memory: MemoryMap,
         shared_owners: set[int],
         objects: list[Any] | None = None,
     ) -> None:
         self.kinds = kinds
         self.classify = classify
-        self.skips = skips
         self.memory = memory
         self.shared_owners = shared_owners
         self.memo = memo
-        self.kept: list[Any] = []
         self.owners: dict[int, list[Any]] = {}
         self.physics: list[Any] = []
         self.objects = objects
@@ -199,17 +193,12 @@ class Rebuild(Protocol):
         """Returns the restored object of a node; `live` is what stands at its place now."""
 
 
-def qualified_name(cls: type) -> str:
-    """Returns `module.QualifiedName`, without the module for builtins."""
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-
-
 def unsupported_error(error: Unsupported, full: str) -> UnsupportedStateError:
     """Returns the public error for the object at path `full`: its class, why, and the ways out."""
     return UnsupportedStateError(
         f"{full} is a {error.type_name}, which cannot be captured: {error.reason}. Ways out: give its class "
-        "state_dict() and load_state_dict(), or call simckpt.sim.register_adapter(cls, get, set) to say how it is read "
-        "and written, or simckpt.sim.register_handle(cls) if it has no state that matters",
+        "state_dict() and load_state_dict(), or call simckpt.register_adapter(cls, get, set) to say how it is read "
+        "and written, or declare it stateless with simckpt.register_stateless(cls)",
         path=full,
         type_name=error.type_name,
     )

@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from simckpt.sim.objects.kind import qualified_name
+from simckpt.state.walk import qualified_name
 
 _POINTER = tuple.__itemsize__
 

@@ -14,9 +14,10 @@ import numpy as np
 from simckpt.sim.objects import arrays
 from simckpt.sim.objects.classify import PHYSICS, kind_of_node
 from simckpt.sim.objects.functions import code_digest, reference_name
-from simckpt.sim.objects.instances import HANDLE, PATH, PROTOCOL, ObjectKind
-from simckpt.sim.objects.kind import MISSING, PLAIN, Capture, Kind, MemoryMap, qualified_name
+from simckpt.sim.objects.instances import RESOURCE, ObjectKind
+from simckpt.sim.objects.kind import MISSING, PLAIN, Capture, Kind, MemoryMap
 from simckpt.state.nodes import ObjectState
+from simckpt.state.walk import qualified_name
 
 # what envs return to their users as observations and infos
 SHARED_WITH_USERS = (np.ndarray, dict, list, tuple)
@@ -224,7 +225,5 @@ def held_by_pairing(matching: GraphMatching) -> Counter[int]:
 
 def is_left_alone(node: Any) -> bool:
     """Returns whether a node stands for something that a restore does not touch."""
-    return isinstance(node, ObjectState) and node.type_name in (HANDLE, PATH)
+    return isinstance(node, ObjectState) and node.type_name == RESOURCE
 
-
-__all__ = ["PROTOCOL", "GraphMatching", "is_left_alone"]

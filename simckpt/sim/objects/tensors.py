@@ -88,9 +88,6 @@ class TorchConstantKind(Kind):
     def capture(self, run: Capture, value: Any) -> Any:
         return value
 
-    def fits(self, matching: Matching, node: Any, live: Any) -> bool:
-        return False
-
     def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
         return live if type(live) is type(node) and live == node else node
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simckpt.sim.objects.kind import qualified_name
+from simckpt.state.walk import qualified_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ _adapters: dict[type, Adapter] = {}
 _listeners: list[Callable[[], None]] = []
 
 
-def register_handle(cls: type | str) -> None:
+def register_stateless(cls: type | str) -> None:
     """Declares a class, with its subclasses, stateless: its objects are left alone by captures and restores.
 
     Args:
@@ -171,7 +171,7 @@ def adapter_for(cls: type) -> Adapter | None:
     return next((_adapters[base] for base in cls.__mro__ if base in _adapters), None)
 
 
-def declared_handle(cls: type) -> bool:
+def declared_stateless(cls: type) -> bool:
     """Returns whether a user declared the class, or a base of it, stateless."""
     return any(base in _handles or qualified_name(base) in _handles for base in cls.__mro__)
 
