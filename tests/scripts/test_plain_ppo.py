@@ -172,10 +172,10 @@ def test_evaluation_changes_nothing_and_says_the_same_again(capsys):
     capsys.readouterr()
     evaluated = dataclasses.replace(SMALL, eval_every=80)
     assert bits(ppo.train(evaluated)) == undisturbed
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("eval")]
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("eval step=")]
     assert [line.split()[1] for line in said] == ["step=80", "step=160", "step=240"]
     ppo.train(evaluated)
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("eval")] == said
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("eval step=")] == said
 
 
 def test_evaluation_equals_an_episode_stepped_by_hand():

@@ -1,0 +1,147 @@
+import dataclasses
+import difflib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import simckpt
+from simckpt.cli import app
+from simckpt.comparison import compare
+from simckpt.errors import ConfigurationError
+from simckpt.storage.claims import held_claim
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+# six iterations of 64 env steps, each followed by an evaluation and a checkpoint; the pole falls early, so that there
+# are resets in between
+FLAGS = {
+    "env-id": "InvertedPendulum-v5",
+    "num-envs": "2",
+    "rollout-steps": "32",
+    "total-steps": "384",
+    "save-every": "64",
+    "eval-every": "64",
+    "eval-episodes": "1",
+    "epochs": "2",
+    "minibatches": "2",
+}
+STEPS = [64, 128, 192, 256, 320, 384]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments(store: Path, run: str, **flags: str) -> list[str]:
+    flags = {**FLAGS, "store": str(store), "run": run, **{name.replace("_", "-"): flags[name] for name in flags}}
+    return [part for name, value in flags.items() for part in (f"--{name}", value)]
+
+
+def start(store: Path, run: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(SCRIPTS / "train_ppo.py"), *arguments(store, run)]
+    # a thread pool's size decides the order of sums: the same as in this process
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def steps_of(store: Path, run: str) -> list[int]:
+    return [checkpoint.step for checkpoint in simckpt.Store(store).run(run).checkpoints()]
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_script_differs_from_the_plain_one_by_at_most_twenty_lines() -> None:
+    plain, resumable = ((SCRIPTS / f"{name}.py").read_text().splitlines() for name in ("plain_ppo", "train_ppo"))
+    changed = [line for line in difflib.ndiff(plain, resumable) if line[:2] in ("+ ", "- ")]
+    assert 0 < len(changed) <= 20, "\n".join(changed)
+    assert not any("simckpt" in line for line in plain)
+
+
+def test_a_killed_run_resumed_by_the_same_command_equals_the_undisturbed_one(tmp_path) -> None:
+    store = tmp_path / "store"
+    killed, undisturbed = start(store, "killed"), start(store, "undisturbed")
+    # the third evaluation comes after the second checkpoint
+    for line in killed.stdout:
+        if line.startswith("evaluating at step=192"):
+            killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    killed.stdout.close()
+    assert steps_of(store, "killed")[:2] == [64, 128]
+    assert steps_of(store, "killed") != STEPS
+
+    output, _ = start(store, "killed").communicate()
+    assert output.splitlines()[-1] == "complete step=384"
+    # it went on, and did not start again
+    assert "evaluating at step=128" not in output
+    events = simckpt.Store(store).files.events("killed")
+    assert [event["event"] for event in events].count("restored") == 1
+
+    assert undisturbed.communicate()[0].splitlines()[-1] == "complete step=384"
+    assert steps_of(store, "killed") == steps_of(store, "undisturbed") == STEPS
+    pairs = zip(*(simckpt.Store(store).run(run).checkpoints() for run in ("killed", "undisturbed")), strict=True)
+    assert [one.step for one, two in pairs if not compare(one, two).identical] == []
+    assert CliRunner().invoke(app, ["diff", str(store), "killed", "undisturbed"]).exit_code == 0
+    assert CliRunner().invoke(app, ["diff", str(store), "killed", "undisturbed@320"]).exit_code == 1
+
+    # and saving has disturbed nothing
+    train_ppo, plain_ppo = load("train_ppo"), load("plain_ppo")
+    args = vars(train_ppo.parse_args(arguments(store, "undisturbed")))
+    agent = plain_ppo.train(
+        plain_ppo.Args(**{field.name: args[field.name] for field in dataclasses.fields(plain_ppo.Args)})
+    )
+    saved = simckpt.Store(store).run("killed").latest()
+    for name, tensor in agent.state_dict().items():
+        assert saved[f"agent/{name}"].numpy().tobytes() == tensor.numpy().tobytes(), name
+
+
+def test_a_complete_run_is_left_as_it_is_and_a_contradicting_flag_is_refused_by_name(tmp_path, capsys) -> None:
+    store = tmp_path / "store"
+    train_ppo = load("train_ppo")
+
+    def train(**flags: str) -> None:
+        # a process of its own for each would take much longer; but the end of one is what gives its claim back
+        try:
+            train_ppo.train(train_ppo.parse_args(arguments(store, "run", **flags)))
+        finally:
+            held_claim(store / "runs/run").release()
+
+    def files() -> dict[str, bytes]:
+        run = store / "runs/run"
+        paths = [run / "run.json", *sorted((run / "checkpoints").rglob("*"))]
+        return {str(path): path.read_bytes() for path in paths if path.is_file()}
+
+    train()
+    assert capsys.readouterr().out.splitlines()[-1] == "complete step=384"
+    before = files()
+    assert len(before) == 1 + 3 * len(STEPS)
+
+    train()
+    assert capsys.readouterr().out == "complete step=384\n"
+    assert files() == before
+    for flags in ({"seed": "2"}, {"learning_rate": "0.1"}, {"gamma": "0.9", "num_envs": "3"}):
+        with pytest.raises(ConfigurationError) as caught:
+            train(**flags)
+        assert set(caught.value.keys) == set(flags)
+        assert all(name in str(caught.value) for name in flags)
+    assert files() == before
+
+    # what may differ between two starts: a longer run, which goes on
+    train(total_steps="448", vectorization="async")
+    assert "step=448" in capsys.readouterr().out
+    assert steps_of(store, "run") == [*STEPS, 448]
