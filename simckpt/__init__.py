@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# notes how the process's random streams look before the program seeds them
+import simckpt.state.streams  # noqa: F401
+
 if TYPE_CHECKING:
     from simckpt.checkpoint import Checkpoint
     from simckpt.checkpointer import Checkpointer

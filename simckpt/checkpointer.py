@@ -169,8 +169,8 @@ class Checkpointer:
         moment = Moment(_checked_step(step), self._decisions.previous_step, _checked_metrics(metrics))
         if self._must_restore:
             raise ConfigurationError(
-                f"run {self._run.name!r} has checkpoints, and this checkpointer has restored none: call restore_latest() "
-                "before the loop, or start a run of another name"
+                f"run {self._run.name!r} has checkpoints, and this checkpointer has restored none: call "
+                "restore_latest() before the loop, or start a run of another name"
             )
         if moment.step < self._last_step:
             raise ConfigurationError(f"steps must not go back: {moment.step} after {self._last_step}", keys=["step"])

@@ -266,7 +266,7 @@ def _print_comparison(result: Comparison) -> None:
         table = _table("leaf", "how it differs")
         for difference in result.differences:
             apart = "" if difference.max_abs is None else f", at most {difference.max_abs:.6g} apart"
-            table.add_row(_printable(difference.path), _printable(difference.description + apart))
+            table.add_row(_printable(difference.path), _printable(difference.what + apart))
         console.print(table)
     verdict = "identical" if result.identical else f"different in {len(result.differences)} places"
     console.print(f"{verdict}: A {result.a!r}, B {result.b!r}, {result.compared} leaves compared", soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from simckpt import state
@@ -13,20 +13,7 @@ from simckpt.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from simckpt.storage import LeafRecord
 
-
-@dataclass(frozen=True)
-class LeafDifference:
-    """One leaf or scalar that differs.
-
-    Attributes:
-        path: where, such as `envs/physics/qpos`.
-        description: how, for people.
-        max_abs: the largest absolute difference, None where that has no meaning.
-    """
-
-    path: str
-    description: str
-    max_abs: float | None = None
+STRUCTURE = "_tree"  # the leaf that holds everything of a component which is no array (FORMAT.md)
 
 
 @dataclass(frozen=True)
@@ -38,14 +25,14 @@ class Comparison:
         b: the other.
         compared: the number of leaves compared, each component's structure counted as one.
         differences: what differs, empty if the two are identical bit for bit.
-        exempt: paths that were not compared, because no two runs share them: wall-clock time that has passed, and
-            random streams that the operating system seeded and nobody has drawn from.
+        exempt: paths that were not compared, because no two runs share them: time that has passed, and random streams
+            that the operating system seeded and nobody has drawn from.
     """
 
     a: Checkpoint
     b: Checkpoint
     compared: int
-    differences: tuple[LeafDifference, ...]
+    differences: tuple[state.Difference, ...]
     exempt: tuple[str, ...]
 
     @property
@@ -61,8 +48,7 @@ class Comparison:
             "b": {"run": self.b.run, "id": self.b.id, "step": self.b.step},
             "compared": self.compared,
             "differences": [
-                {"path": each.path, "description": each.description, "max_abs": each.max_abs}
-                for each in self.differences
+                {"path": each.path, "what": each.what, "max_abs": each.max_abs} for each in self.differences
             ],
             "exempt": list(self.exempt),
         }
@@ -71,42 +57,53 @@ class Comparison:
 def compare(a: Checkpoint, b: Checkpoint) -> Comparison:
     """Returns how two checkpoints differ; bits decide, so 0.0 and -0.0 differ and NaNs of equal payload do not.
 
-    A component whose leaves all have equal digests is not read further.
+    Of components whose leaves all have equal digests only the structure is read.
 
     Raises:
-        DamagedError: a component that has to be read does not match its digests.
+        DamagedError: something that has to be read does not match its digest.
     """
-    left, right = a.leaves(), b.leaves()
-    differences: list[LeafDifference] = []
-    exempt: list[str] = []
-    for component in dict.fromkeys([*a.components(), *b.components()]):
-        sides = [_identities(leaves, component) for leaves in (left, right)]
-        if not sides[0] or not sides[1]:
-            differences.append(LeafDifference(component, "only in B" if not sides[0] else "only in A"))
+    left, right = _by_component(a), _by_component(b)
+    differences: list[state.Difference] = []
+    exempt: dict[str, None] = {}
+    for component in dict.fromkeys([*left, *right]):
+        if component not in left or component not in right:
+            differences.append(state.Difference(component, "only in B" if component not in left else "only in A"))
             continue
-        one = a.read([component])[component]
-        exempt += [f"{component}/{path}" for path in state.outline(one)[1]]
-        if sides[0] != sides[1]:
+        outlines = [_outline(a, left[component]), _outline(b, right[component])]
+        exempt |= dict.fromkeys(f"{component}/{path}" for outline in outlines for path in outline[1])
+        if outlines[0][0] != outlines[1][0]:
+            encoded = [checkpoint.read([component])[component] for checkpoint in (a, b)]
             differences += [
-                LeafDifference(f"{component}/{each.path}".rstrip("/"), each.what, each.max_abs)
-                for each in state.encoded_differences(one, b.read([component])[component])
+                replace(each, path=f"{component}/{each.path}".rstrip("/"))
+                for each in state.encoded_differences(*encoded)
             ]
-    return Comparison(a, b, len(left.keys() | right.keys()), tuple(differences), tuple(exempt))
+    compared = len({path for side in (left, right) for leaves in side.values() for path in leaves})
+    return Comparison(a, b, compared, tuple(differences), tuple(exempt))
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
     """Returns one digest, 32 hex digits, over all that `compare` compares: equal for identical checkpoints."""
     total = hashlib.blake2b(digest_size=16)
-    for component, encoded in sorted(checkpoint.read().items()):
+    for component, leaves in sorted(_by_component(checkpoint).items()):
         total.update(f"{component}\n".encode())
-        for line in state.outline(encoded)[0]:
+        for line in _outline(checkpoint, leaves)[0]:
             total.update(f"{line}\n".encode())
     return total.hexdigest()
 
 
-def _identities(leaves: Mapping[str, LeafRecord], component: str) -> dict[str, tuple[Any, ...]]:
-    return {
-        path: (leaf.kind, leaf.dtype, leaf.shape, leaf.digest)
-        for path, leaf in leaves.items()
-        if leaf.component == component
-    }
+def _by_component(checkpoint: Checkpoint) -> dict[str, dict[str, LeafRecord]]:
+    found: dict[str, dict[str, LeafRecord]] = {}
+    for path, leaf in checkpoint.leaves().items():
+        found.setdefault(leaf.component, {})[path] = leaf
+    return found
+
+
+def _outline(checkpoint: Checkpoint, leaves: Mapping[str, LeafRecord]) -> tuple[list[str], list[str]]:
+    by_key = {leaf.key: leaf for leaf in leaves.values()}
+
+    def identity(key: str) -> str:
+        leaf = by_key[key]
+        return f"{leaf.kind} {leaf.dtype} {leaf.shape} {leaf.digest}"
+
+    structure = checkpoint.leaf(by_key[STRUCTURE].path).data.tobytes()
+    return state.outline(structure, identity)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from simckpt.errors import FormatError
 from simckpt.state import arrays, atoms, paths
 from simckpt.state.leaf import Leaf
 from simckpt.state.nodes import INCOMPARABLE
@@ -57,43 +57,58 @@ def encoded_differences(a: Encoded, b: Encoded) -> list[Difference]:
     """Returns where two encoded trees differ; needs no library that their arrays came from.
 
     Nodes whose content no two runs share (`nodes.INCOMPARABLE`) are left out where both trees have them.
+
+    Raises:
+        FormatError: a structure is not what `encode` writes.
     """
-    return _Comparison(a, b).run()
+    try:
+        return _Comparison(a, b).run()
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"the structure of a component is not one: {error!r}") from error
 
 
-def outline(encoded: Encoded) -> tuple[list[str], list[str]]:
-    """Returns a line for everything in an encoded tree, and the paths of the incomparable nodes, which it leaves out.
+def outline(structure: bytes, identity: Callable[[str], str]) -> tuple[list[str], list[str]]:
+    """Returns a line for everything in a structure, and the paths of the incomparable nodes, which it leaves out.
 
-    A line has a path and a container's type, a scalar, or the digest of a leaf's bits. Trees with equal outlines are
-    equal but for the incomparable nodes.
+    A line has a path and a container's type, a scalar, or the identity of a leaf. Trees with equal outlines are equal
+    but for the incomparable nodes.
+
+    Args:
+        structure: from `encode`.
+        identity: returns a text for a leaf's place, equal for equal leaves: its digest.
+
+    Raises:
+        FormatError: the structure is not what `encode` writes.
     """
-    document = json.loads(encoded.structure)
     lines: list[str] = []
     left_out: list[str] = []
     seen: dict[Any, str] = {}
-    pending: list[tuple[str, Any]] = [("", document["root"])]
-    while pending:
-        path, value = pending.pop()
-        kind = _reference(value)
-        if kind is None:
-            lines.append(f"{path} {json.dumps(value)}")
-            continue
-        identity = _identity(value)
-        if identity in seen:
-            lines.append(f"{path} is {seen[identity]} {value.get('marked', '')}")
-            continue
-        seen[identity] = path
-        if kind != "node":
-            leaf = encoded.leaves[identity[1]]
-            digest = hashlib.blake2b(_bits(leaf), digest_size=16).hexdigest()
-            lines.append(f"{path} {leaf.kind} {leaf.dtype} {tuple(leaf.shape)} {digest} {value.get('marked', '')}")
-            continue
-        record = document["nodes"][value["node"]]
-        if _incomparable(record):
-            left_out.append(path)
-            continue
-        lines.append(f"{path} {record[0]} {len(record[1])} {json.dumps(record[2:])}")
-        pending += reversed([(paths.join(path, part) if part else path, child) for part, child in _parts(record)])
+    try:
+        document = json.loads(structure)
+        pending: list[tuple[str, Any]] = [("", document["root"])]
+        while pending:
+            path, value = pending.pop()
+            kind = _reference(value)
+            if kind is None:
+                lines.append(f"{path} {json.dumps(value)}")
+                continue
+            key = _identity(value)
+            marks = value.get("marked", ["", ""])[1]
+            if key in seen:
+                lines.append(f"{path} is {seen[key]} {marks}")
+                continue
+            seen[key] = path
+            if kind != "node":
+                lines.append(f"{path} {identity(key[1])} {marks}")
+                continue
+            record = document["nodes"][key[1]]
+            if _incomparable(record):
+                left_out.append(path)
+                continue
+            lines.append(f"{path} {record[0]} {len(record[1])} {json.dumps(record[2:])}")
+            pending += reversed([(paths.join(path, part) if part else path, child) for part, child in _parts(record)])
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"the structure of a component is not one: {error!r}") from error
     return lines, left_out
 
 

@@ -149,8 +149,8 @@ class RNGStreams:
     _SEEDED_BY_CHANCE = ("python", "numpy")
 
     def __init__(self, *generators: Any, **named: Any) -> None:
-        # what they looked like when nobody had drawn from them since this object was made; None once somebody has
-        self._untouched: dict[str, Any] = {name: repr(_comparable(name)) for name in self._SEEDED_BY_CHANCE}
+        # a restore brings back streams of another process that nobody had used there
+        self._untouched: dict[str, Any] = {}
         self._generators: dict[str, Any] = {str(index): generator for index, generator in enumerate(generators)} | named
         for name, generator in self._generators.items():
             try:
@@ -163,16 +163,14 @@ class RNGStreams:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of all streams, sharing no memory with them.
 
-        A stream of `random` or `numpy.random` that was not drawn from since this object was made is marked as such:
-        it is restored like the others, and not compared between runs that never seeded it.
+        A stream of `random` or `numpy.random` that was neither seeded nor drawn from is marked as such: it is restored
+        like the others, and not compared between runs.
         """
         own = {name: generator_state(generator) for name, generator in self._generators.items()}
         streams = global_streams_state()
         for name in self._SEEDED_BY_CHANCE:
-            if self._untouched[name] == repr(_comparable(name)):
+            if _is_untouched(name) or self._untouched.get(name) == _fingerprint(name):
                 streams[name] = ObjectState(UNSEEDED, items=streams[name])
-            else:
-                self._untouched[name] = None
         return {**streams, "generators": own}
 
     def validate_state_dict(self, state: Any) -> None:
@@ -213,24 +211,38 @@ class RNGStreams:
         load_global_streams(state)
         for name, generator in self._generators.items():
             set_generator_state(generator, state["generators"][name])
-        self._untouched = {name: repr(_comparable(name)) if name in marked else None for name in self._SEEDED_BY_CHANCE}
+        self._untouched = {name: _fingerprint(name) for name in marked}
 
     def __repr__(self) -> str:
         return f"RNGStreams({', '.join(['global', *self._generators])})"
 
 
-def _comparable(name: str) -> Any:
-    """Returns the state of a global stream in a form whose repr is complete."""
+def _fingerprint(name: str) -> Any:
+    """Returns what tells two states of a global stream apart."""
     if name == "python":
         return random.getstate()
-    state = np.random.get_state(legacy=False)
-    return [value.tobytes() if isinstance(value, np.ndarray) else value for value in _flat(state)]
+    return [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
 
 
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [inner for key in sorted(value) for inner in _flat(value[key])]
-    return [value]
+def _is_untouched(name: str) -> bool:
+    """Returns whether nobody has seeded or drawn from a global stream of this process."""
+    if name == "python":
+        return _fingerprint(name) == _AT_IMPORT
+    # a stream that somebody seeded has no SeedSequence, or one of his own
+    bits = np.random.get_state.__self__._bit_generator  # type: ignore[attr-defined]
+    seeds = bits.seed_seq
+    if not isinstance(seeds, np.random.SeedSequence) or seeds.entropy is None:
+        return False
+    fresh: Any = type(bits)(np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key)).state
+    live: Any = bits.state
+    same: bool = fresh["state"]["pos"] == live["state"]["pos"] and np.array_equal(
+        fresh["state"]["key"], live["state"]["key"]
+    )
+    return same
+
+
+# `import simckpt` loads this module, so that seeding and drawing after it can be told
+_AT_IMPORT = random.getstate()
 
 
 def _unmarked(state: Any) -> tuple[Any, frozenset[str]]:
