@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from simckpt.state.tree import copy_tree
 from simckpt.state.walk import qualified_name
 
 
-@runtime_checkable
 class Handle(Protocol):
     """What a checkpointer does with one component.
 
@@ -59,14 +58,11 @@ def handle_for(name: str, obj: Any) -> Handle:
     Args:
         name: of the component, for messages.
         obj: a torch module, optimizer, scheduler or GradScaler; a random generator; a numpy array or a tensor, set in
-            place; anything with `state_dict()` and `load_state_dict()`, and `validate_state_dict(state)` if it has one;
-            or a handle, which is returned.
+            place; anything with `state_dict()` and `load_state_dict()`, and `validate_state_dict(state)` if it has one.
 
     Raises:
         UnsupportedStateError: none of these.
     """
-    if isinstance(obj, Handle):
-        return obj
     if sys.modules.get("torch") is not None:
         from simckpt.state.torch_components import torch_handle
 
@@ -75,7 +71,7 @@ def handle_for(name: str, obj: Any) -> Handle:
             return found
     if is_generator(obj):
         return GeneratorHandle(name, obj)
-    if isinstance(obj, np.ndarray):
+    if type(obj) in (np.ndarray, np.memmap):
         return ArrayHandle(name, obj)
     if callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None)):
         return ProtocolHandle(name, obj)

@@ -227,7 +227,7 @@ def _fingerprint(name: str) -> Any:
 def _is_untouched(name: str) -> bool:
     """Returns whether nobody has seeded or drawn from a global stream of this process."""
     if name == "python":
-        return _fingerprint(name) == _AT_IMPORT
+        return bool(_fingerprint(name) == _AT_IMPORT)
     # a stream that somebody seeded has no SeedSequence, or one of his own
     bits = np.random.get_state.__self__._bit_generator  # type: ignore[attr-defined]
     seeds = bits.seed_seq
@@ -235,10 +235,8 @@ def _is_untouched(name: str) -> bool:
         return False
     fresh: Any = type(bits)(np.random.SeedSequence(seeds.entropy, spawn_key=seeds.spawn_key)).state
     live: Any = bits.state
-    same: bool = fresh["state"]["pos"] == live["state"]["pos"] and np.array_equal(
-        fresh["state"]["key"], live["state"]["key"]
-    )
-    return same
+    same = fresh["state"]["pos"] == live["state"]["pos"] and np.array_equal(fresh["state"]["key"], live["state"]["key"])
+    return bool(same)
 
 
 # `import simckpt` loads this module, so that seeding and drawing after it can be told

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from simckpt.errors import RestoreError, StateMismatchError
@@ -47,13 +48,45 @@ def _is_object(state: Any, *attributes: str) -> bool:
     return isinstance(state, ObjectState) and set(attributes) <= set(state.attributes)
 
 
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+def _own_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns the attributes of one module that hold numbers, tensors, arrays, or plain containers of these."""
+    return {name: value for name, value in vars(module).items() if name not in _OF_TORCH and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, torch.nn.Parameter):
+        return False
+    if isinstance(value, (*_NUMBERS, torch.Tensor)):
+        return True
+    if type(value) is np.ndarray:
+        return not value.dtype.hasobject
+    if type(value) in (list, tuple):
+        return bool(value) and all(map(_is_plain, value))
+    return type(value) is dict and bool(value) and all(map(_is_plain, value.values()))
+
+
+def _set_attributes(module: torch.nn.Module, saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        live = vars(module).get(name)
+        if isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor):
+            if (live.shape, live.dtype) == (value.shape, value.dtype):
+                live.detach().copy_(value)
+                continue
+            value = value.to(live.device)
+        vars(module)[name] = copy_tree(value)
+
+
 class ModuleHandle:
     """The handle of a module.
 
-    Its state is `state_dict()` (extra state included), buffers that are not persistent, `training` of each submodule
-    and `requires_grad` of each parameter. Not gradients: save between `optimizer.step()` and the next `backward()`, not
-    while accumulating. Nor ordinary attributes of the module: what is neither parameter nor buffer belongs into
-    `get_extra_state`, as torch has it.
+    Its state is `state_dict()` (extra state included), buffers that are not persistent, `training` of each submodule,
+    `requires_grad` of each parameter, and ordinary attributes that hold numbers, tensors, arrays, or lists, tuples and
+    dicts of these. Not gradients: save between `optimizer.step()` and the next `backward()`, not while accumulating.
+    Nor attributes of other types: state in those belongs into `get_extra_state`, as torch has it.
     """
 
     what = "a module"
@@ -74,6 +107,7 @@ class ModuleHandle:
             "training": {name: child.training for name, child in module.named_modules()},
             "requires_grad": {name: parameter.requires_grad for name, parameter in module.named_parameters()},
             "not_persistent": buffers,
+            "attributes": {name: found for name, child in module.named_modules() if (found := _own_attributes(child))},
         }
         return ObjectState("torch.nn.Module", flags, items=state)
 
@@ -91,7 +125,9 @@ class ModuleHandle:
             raise mismatch(self.name, problems)
 
     def _problems(self, state: Any) -> list[str]:
-        if not _is_object(state, "training", "requires_grad", "not_persistent") or not isinstance(state.items, dict):
+        if not _is_object(state, "training", "requires_grad", "not_persistent", "attributes") or not isinstance(
+            state.items, dict
+        ):
             return [f"the state is not one of {self.what}"]
         live = self._live()
         problems = _key_problems(live.items, state.items)
@@ -101,6 +137,9 @@ class ModuleHandle:
         for name, buffer in state.attributes["not_persistent"].items():
             if name.rpartition(".")[0] not in modules or not isinstance(buffer, torch.Tensor):
                 problems.append(f"{name}: a buffer that is not persistent, saved from a submodule that live lacks")
+        for name, found in state.attributes["attributes"].items():
+            if name not in modules or not isinstance(found, dict):
+                problems.append(f"{name}: attributes saved from a submodule that live lacks")
         for key, here in live.items.items():
             saved = state.items.get(key)
             if isinstance(here, torch.Tensor) and key in state.items:
@@ -131,6 +170,7 @@ class ModuleHandle:
             ) from error
         for name, child in module.named_modules():
             child.training = state.attributes["training"][name]
+            _set_attributes(child, state.attributes["attributes"].get(name, {}))
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(state.attributes["requires_grad"][name])
         _check_bits(self.name, self._live(), state)
