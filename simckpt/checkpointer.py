@@ -18,7 +18,6 @@ from simckpt.errors import (
     SaveFailedWarning,
     SimckptError,
     StateMismatchError,
-    StorageError,
     StoreError,
     UpkeepWarning,
 )
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 DECISIONS = "checkpointer"  # the component that holds what the policies remember; part of every checkpoint
 
 
+LARGEST_STEP = 2**63
 METRICS_LIMIT = 2048  # [bytes] as JSON: a commit record, which listings read, has 4 KB for everything
 
 
@@ -133,11 +133,11 @@ class Checkpointer:
 
         Args:
             step: the step the loop has reached; must not go back [env steps].
-            metrics: {name: number}, kept with the checkpoint; together at most 2 KB as JSON.
+            metrics: {name: number}, kept with the checkpoint; at most 2 KB as JSON in all. None is no value yet.
 
         Raises:
-            ConfigurationError: the arguments make no sense, or the run has checkpoints and `restore_latest` was not
-                called: going on would bury them under a new start.
+            ConfigurationError: the arguments make no sense, the run was closed or has another checkpointer by now, or
+                it has checkpoints and `restore_latest` was not called: going on would bury them under a new start.
             ConflictError: another writer has committed to this run.
         """
         moment = self._moment(step, metrics)
@@ -167,6 +167,12 @@ class Checkpointer:
 
     def _moment(self, step: int, metrics: Mapping[str, float] | None) -> Moment:
         moment = Moment(_checked_step(step), self._decisions.previous_step, _checked_metrics(metrics))
+        if not self._claim.held:
+            raise ConfigurationError(f"run {self._run.name!r} was closed: start it again to go on writing")
+        if self._run.writer is not self:
+            raise ConfigurationError(
+                f"another checkpointer of run {self._run.name!r} has been made since: use that one"
+            )
         if self._must_restore:
             raise ConfigurationError(
                 f"run {self._run.name!r} has checkpoints, and this checkpointer has restored none: call "
@@ -175,7 +181,12 @@ class Checkpointer:
         if moment.step < self._last_step:
             raise ConfigurationError(f"steps must not go back: {moment.step} after {self._last_step}", keys=["step"])
         self._last_step = moment.step
-        self._claim.beat()
+        try:
+            self._claim.beat()
+        except ConflictError:
+            raise
+        except SimckptError as error:
+            warnings.warn(f"the heartbeat of run {self._run.name!r} failed: {error}", UpkeepWarning, stacklevel=4)
         return moment
 
     def _save(self, moment: Moment, *, reason: str) -> Checkpoint:
@@ -218,7 +229,7 @@ class Checkpointer:
                 continue
             try:
                 self._files.prune(self._run.name, checkpoint.seq, f"not kept by {self._keep}")
-            except (StorageError, StoreError) as error:
+            except StoreError as error:
                 message = f"{checkpoint!r} could not be pruned, which is tried again after the next save: {error}"
                 warnings.warn(message, UpkeepWarning, stacklevel=4)
                 continue
@@ -231,17 +242,21 @@ def _checked_step(step: Any) -> int:
         whole = int(step)
     except (TypeError, ValueError):
         whole = -1
-    if isinstance(step, bool) or whole != step or whole < 0:
-        raise ConfigurationError(f"a step is a whole number of at least 0, got {step!r}", keys=["step"])
+    if isinstance(step, bool) or whole != step or not 0 <= whole < LARGEST_STEP:
+        raise ConfigurationError(f"a step is a whole number of at least 0 and below 2**63, got {step!r}", keys=["step"])
     return whole
 
 
 def _checked_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise ConfigurationError(f"metrics are a dict of numbers, got a {type(metrics).__name__}", keys=["metrics"])
     checked = {}
     for name, value in (metrics or {}).items():
+        if value is None:
+            continue
         try:
             checked[str(name)] = float(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(f"metric {name!r} is no number: {value!r}", keys=[str(name)]) from error
     size = len(json.dumps(checked))
     if size > METRICS_LIMIT:

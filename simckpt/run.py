@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from simckpt import configuration
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StorageError, StoreError, UpkeepWarning
+from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StoreError, UpkeepWarning
 from simckpt.policies import KeepPolicy, SavePolicy
 from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord
 
@@ -28,6 +28,7 @@ class Run:
     def __init__(self, files: StoreFiles, name: str, *, claim: Claim | None = None) -> None:
         self.name = name
         self.record: RunRecord = files.read_run(name)
+        self.writer: Checkpointer | None = None
         self._files = files
         self._claim = claim
 
@@ -53,7 +54,7 @@ class Run:
         """Adds a line to the run's log for people. A log that cannot be written ends in an `UpkeepWarning` alone."""
         try:
             self._files.log_event(self.name, {"event": event, **facts})
-        except StorageError as error:
+        except StoreError as error:
             warnings.warn(f"the log of run {self.name!r} could not be written: {error}", UpkeepWarning, stacklevel=3)
 
     @property
@@ -186,7 +187,7 @@ class Run:
     def checkpointer(
         self, components: Mapping[str, Any], *, save_when: SavePolicy, keep: KeepPolicy | None = None
     ) -> Checkpointer:
-        """Returns the checkpointer for the training loop.
+        """Returns the checkpointer for the training loop. One made earlier refuses to write from now on.
 
         Args:
             components: {name: live object}, everything the run's future depends on: envs, agent, optimizer,
@@ -201,7 +202,10 @@ class Run:
         from simckpt.checkpointer import Checkpointer
 
         claim = self._require_claim()
-        return Checkpointer(self, self._files, claim, components, save_when=save_when, keep=keep)
+        made = Checkpointer(self, self._files, claim, components, save_when=save_when, keep=keep)
+        # the one made last writes: two would each go on from where the other was not
+        self.writer = made
+        return made
 
 
 def _wished(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:

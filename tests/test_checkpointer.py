@@ -170,7 +170,7 @@ def test_another_writer_ends_the_training(store) -> None:
     run.close()
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, True, None, "3"])
+@pytest.mark.parametrize("step", [-1, 1.5, True, None, "3", 2**63])
 def test_a_senseless_step_is_refused(store, step: object) -> None:
     _, checkpointer = start(store, {"counter": Counter()})
     with pytest.raises(ConfigurationError, match="whole number"):
@@ -331,3 +331,45 @@ def test_a_version_warning_that_is_an_error_changes_nothing(store, monkeypatch) 
         with pytest.raises(simckpt.VersionWarning):
             checkpoint.restore({"counter": counter})
     assert counter.count == 1
+
+
+def test_nothing_is_written_after_the_run_was_closed(store) -> None:
+    run, checkpointer = start(store, {"counter": Counter()})
+    checkpointer.save(1)
+    run.close()
+    for call in (checkpointer.step, checkpointer.save):
+        with pytest.raises(ConfigurationError, match="closed"):
+            call(20)
+
+
+def test_the_checkpointer_made_last_writes(store) -> None:
+    run, first = start(store, {"counter": Counter()})
+    first.save(1)
+    second = run.checkpointer({"counter": Counter()}, save_when=simckpt.EverySteps(10))
+    second.restore_latest()
+    with pytest.raises(ConfigurationError, match="another checkpointer"):
+        first.save(2)
+    second.save(2)
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [1, 2]
+
+
+def test_a_run_folder_that_vanishes_ends_no_training(store) -> None:
+    _, checkpointer = start(store, {"counter": Counter()})
+    checkpointer.step(10)
+    (store.path / "runs/a").rename(store.path / "elsewhere")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert checkpointer.step(20) is None
+    assert checkpointer.last_error is not None
+
+
+@pytest.mark.parametrize("metrics", [[1.0], {"x": 10**400}, {"x": "high"}], ids=["list", "huge", "text"])
+def test_senseless_metrics_are_refused_at_any_step(store, metrics: object) -> None:
+    _, checkpointer = start(store, {"counter": Counter()})
+    with pytest.raises(ConfigurationError):
+        checkpointer.step(1, metrics)
+
+
+def test_a_metric_without_a_value_yet_is_left_out(store) -> None:
+    _, checkpointer = start(store, {"counter": Counter()})
+    assert checkpointer.step(10, {"return": None, "loss": 1.0}).metrics == {"loss": 1.0}
