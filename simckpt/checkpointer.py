@@ -80,12 +80,8 @@ class Checkpointer:
         # component -> paths of its leaves, and the texts that explain them
         self._explained: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {}
         restore.rehearse(self._bound)
-        damaged: dict[int, StoreError] = {}
-        # the checkpoints of the head's line that are there; kept here, for reading them anew takes longer each time
-        self._line = run.checkpoints(damaged=damaged)
-        records = files.records(run.name, damaged=damaged)
-        self._head: str | None = records[-1].id if records else None
-        self._must_restore = bool(records or damaged)
+        damaged = self._read_line()
+        self._must_restore = bool(self._head or damaged)
         self._last_step = 0
         self.last_error: Exception | None = None
         for seq, error in sorted(damaged.items()):
@@ -199,7 +195,13 @@ class Checkpointer:
             versions=provenance.versions(),
             host=platform.node(),
         )
-        record = self._files.commit(self._run.name, draft, encoded, attributes=self._explain(encoded))
+        try:
+            record = self._files.commit(self._run.name, draft, encoded, attributes=self._explain(encoded))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # Ctrl-C may have come after the commit was in place: then that is the head
+                self._read_line()
+            raise
         checkpoint = Checkpoint(self._files, self._run.name, record)
         self._head = record.id
         self._line.append(checkpoint)
@@ -207,6 +209,15 @@ class Checkpointer:
         self._run.log("saved", checkpoint=record.id, step=record.step, reason=reason)
         self._prune()
         return checkpoint
+
+    def _read_line(self) -> dict[int, StoreError]:
+        """Reads which commit is the head and which checkpoints are on its line; returns the damaged records."""
+        damaged: dict[int, StoreError] = {}
+        records = self._files.records(self._run.name, damaged=damaged)
+        self._head: str | None = records[-1].id if records else None
+        # kept, for reading them anew takes longer with each save
+        self._line = self._run.checkpoints(damaged={})
+        return damaged
 
     def _explain(self, encoded: Mapping[str, state.Encoded]) -> dict[str, dict[str, str]]:
         """Returns {path in the file: texts for people}, made anew only for components whose leaves have changed."""

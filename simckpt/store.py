@@ -83,10 +83,10 @@ class Store:
         claim = self._files.claim(name)
         try:
             run = Run(self._files, name, claim=claim)
+            run.log("started", git=provenance.git_commit(Path.cwd()), versions=dict(provenance.versions()))
         except BaseException:
             claim.release()
             raise
-        run.log("started", git=provenance.git_commit(Path.cwd()), versions=dict(provenance.versions()))
         return run
 
     def _create(self, files: StoreFiles, name: str, experiment: str | None) -> None:

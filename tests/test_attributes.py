@@ -1,6 +1,6 @@
 """The attributes that explain a checkpoint to people who open its file in an HDF5 viewer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,8 @@ import torch
 from examples import Counter
 
 import simckpt
-
-
-class Explained:
-    """A handle of a user's own, with texts for what it has and for what it has not."""
-
-    def __init__(self, texts: Mapping[str, Mapping[str, str]]) -> None:
-        self.asked: list[tuple[str, ...]] = []
-        self._texts = texts
-
-    def capture(self) -> dict[str, Any]:
-        return {"a": np.zeros(2), "inner": {"b": np.ones(1)}}
-
-    def validate(self, state: Any) -> None:
-        pass
-
-    def apply(self, state: Any) -> None:
-        pass
-
-    def attributes(self, paths: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
-        self.asked.append(tuple(paths))
-        return self._texts
+from simckpt import state
+from simckpt.storage import CommitDraft, RunRecord, StoreFiles
 
 
 def save(folder: Path, components: dict[str, Any]) -> h5py.File:
@@ -102,22 +83,35 @@ def test_optimizers_tell_moments_and_parameters(training) -> None:
     assert texts(training["optimizer"])["class"] == "torch.optim.adam.Adam"
 
 
-def test_texts_of_a_handle_of_its_own_and_for_what_does_not_exist(tmp_path) -> None:
-    given = {"": {"description": "mine"}, "a": {"units": "m"}, "inner": {"description": "in"}, "no/such": {"x": "y"}}
-    with save(tmp_path / "s", {"eval/x": Explained(given)}) as file:
-        assert texts(file["eval%2Fx"])["description"] == "mine"
-        assert texts(file["eval%2Fx/a"])["units"] == "m"
-        assert texts(file["eval%2Fx/inner"]) == {"description": "in"}
-        assert "no" not in file["eval%2Fx"]
+def test_a_name_with_a_slash_is_one_group(tmp_path) -> None:
+    with save(tmp_path / "s", {"eval/agent": torch.nn.Linear(2, 1)}) as file:
+        assert texts(file["eval%2Fagent"])["class"] == "torch.nn.modules.linear.Linear"
+        assert texts(file["eval%2Fagent/weight"])["description"] == "parameter of a Linear"
 
 
-def test_a_structure_is_explained_once_and_its_layout_stays(tmp_path) -> None:
-    handle = Explained({"a": {"units": "m"}})
+def test_texts_for_what_does_not_exist_are_left_out(tmp_path) -> None:
+    files = StoreFiles.create(tmp_path / "s")
+    files.write_run("a", RunRecord(id="0" * 32, name="a", created=0.0))
+    given = {"c": {"description": "mine"}, "c/x": {"units": "m"}, "c/no/such": {"a": "b"}, "other": {"a": "b"}}
+    files.commit("a", CommitDraft(parent=None, step=1), {"c": state.encode({"x": np.zeros(2)})}, attributes=given)
+    (path,) = (tmp_path / "s").glob("runs/a/checkpoints/*/state.h5")
+    with h5py.File(path) as file:
+        assert set(file) == {"c"}
+        assert set(file["c"]) == {"x", "_tree"}
+        assert texts(file["c"]) == {"kind": "component", "name": "c", "description": "mine"}
+        assert texts(file["c/x"]) == {"kind": "numpy", "units": "m"}
+
+
+def test_the_next_save_of_the_same_structure_has_the_same_layout_and_texts(tmp_path) -> None:
     run = simckpt.Store(tmp_path / "s").start("a")
-    checkpointer = run.checkpointer({"mine": handle, "counter": Counter()}, save_when=simckpt.EverySteps(1))
+    module = torch.nn.Linear(2, 1)
+    checkpointer = run.checkpointer({"module": module, "counter": Counter()}, save_when=simckpt.EverySteps(1))
     for step in range(3):
         checkpointer.save(step)
-    assert handle.asked == [("a", "inner/b")]
+        torch.nn.init.ones_(module.weight)
+    run.close()
     files = [h5py.File(path) for path in sorted((tmp_path / "s").glob("runs/a/checkpoints/*/state.h5"))]
-    assert len({file["mine/a"].id.get_offset() for file in files}) == 1
-    assert [texts(file["mine/a"])["units"] for file in files] == ["m"] * 3
+    assert len({file["module/weight"].id.get_offset() for file in files}) == 1
+    assert {texts(file["module/weight"])["description"] for file in files} == {"parameter of a Linear"}
+    for file in files:
+        file.close()

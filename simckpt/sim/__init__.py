@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simckpt.sim.dispatch import handle_for
     from simckpt.sim.environment import EnvHandle, SnapshotEnv
-    from simckpt.sim.resources import register_adapter, register_stateless
     from simckpt.sim.make import make_vec
+    from simckpt.sim.resources import register_adapter, register_stateless
     from simckpt.sim.vector import SnapshotVectorEnv, VectorEnvHandle
     from simckpt.sim.worker import async_worker
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,12 +12,13 @@ import mujoco
 from simckpt.errors import StateMismatchError, UnsupportedStateError
 from simckpt.sim import descriptions
 from simckpt.sim.callbacks import installed_callbacks, put_global_variables
+from simckpt.sim.loading import load_or_put_back
 from simckpt.sim.memory import SimulationMemory
 from simckpt.sim.model import Baseline
 from simckpt.sim.objects.kind import join_path
 from simckpt.sim.objects.matching import GraphMatching
 from simckpt.sim.physics import Physics
-from simckpt.sim.python_state import GraphWalker, mismatch_error
+from simckpt.sim.python_state import GraphWalker, listing, mismatch_error
 
 Models = dict[str, dict[str, Any]]
 
@@ -31,7 +33,7 @@ class EnvHandle:
         path: its name in messages.
 
     Raises:
-        UnsupportedStateError: something in the env is neither state nor a known handle.
+        UnsupportedStateError: something in the env is neither state nor a known resource.
     """
 
     def __init__(self, env: gym.Env[Any, Any], path: str = "env") -> None:
@@ -39,6 +41,8 @@ class EnvHandle:
         self.path = path
         self._walker = GraphWalker(path, label=self._label)
         self._simulations: dict[str, Physics] = {}
+        # some envs compile the model they really use in their first reset
+        self._sizes_may_change = not _was_reset(env)
         self._capture_python()
 
     @property
@@ -50,12 +54,6 @@ class EnvHandle:
     def baselines(self) -> dict[str, Baseline]:
         """The baseline of every model, by digest."""
         return {physics.baseline.digest: physics.baseline for physics in self._simulations.values()}
-
-    @property
-    def baseline(self) -> tuple[str, dict[str, Any]] | None:
-        """Digest and fields of the first model's baseline, or None for an env without MuJoCo."""
-        first = self._simulations.get("physics")
-        return None if first is None else (first.baseline.digest, first.baseline.fields)
 
     @property
     def models(self) -> Models:
@@ -127,25 +125,28 @@ class EnvHandle:
             name = "physics" if number == 1 else f"physics_{number}"
             old = self._simulations.get(name)
             physics = Physics(data, path=f"{self.path}/{name}", baseline=None if old is None else old.baseline)
-            if old is not None:
-                self._refuse_other_model(physics, old)
+            found_sizes = [] if old is None else physics.access.mismatches(old.baseline.fields)
+            if found_sizes:
+                self._refuse_other_model(physics, found_sizes)
+                physics = Physics(data, path=physics.path)
             simulations[name] = physics
+        self._sizes_may_change = self._sizes_may_change and not self._simulations
         self._simulations = simulations
         self._walker.memory = SimulationMemory(simulations)
         return False
 
-    def _refuse_other_model(self, physics: Physics, old: Physics) -> None:
-        found = physics.access.mismatches(old.baseline.fields)
-        if found:
+    def _refuse_other_model(self, physics: Physics, sizes: list[str]) -> None:
+        """Refuses a model of other sizes, unless it is the first that came after the one of registration."""
+        if not self._sizes_may_change:
             raise UnsupportedStateError(
                 f"{physics.path}: the env has replaced its model by one of other sizes, which cannot be restored in "
-                f"place (in the state: when the env was registered):\n  " + "\n  ".join(found[:20]),
+                f"place (in the state: when it was captured before):{listing(sizes)}",
                 path=physics.path,
                 type_name="mujoco.MjModel",
             )
 
     def validate(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state fits the live env; changes nothing.
+        """Checks that a state fits the live env; changes nothing. Warns if another version of MuJoCo saved it.
 
         Args:
             state: as `capture` returns it, with `models` where its baselines are others than the live env's.
@@ -154,6 +155,13 @@ class EnvHandle:
             StateMismatchError: it does not; the error lists everything that differs.
         """
         self._match(state)
+        versions = {state[_model_key(name)].get("mujoco") for name in state if _is_simulation(name)}
+        for version in sorted(versions - {mujoco.__version__}, key=str):
+            warnings.warn(
+                f"{self.path}: the state was saved with mujoco {version} and is restored with {mujoco.__version__}: "
+                "it continues, but not bit for bit",
+                stacklevel=2,
+            )
 
     def _match(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], GraphMatching]:
         self._capture_python()
@@ -169,7 +177,7 @@ class EnvHandle:
         return root, matching
 
     def _physics_problems(self, state: Mapping[str, Any], matching: GraphMatching) -> list[str]:
-        saved = [name for name in state if name == "physics" or name.startswith("physics_")]
+        saved = [name for name in state if _is_simulation(name)]
         problems = [f"{name} is missing from the state" for name in self._simulations if name not in saved]
         for name in saved:
             physics = self._live_simulation(name, matching)
@@ -206,7 +214,7 @@ class EnvHandle:
             StateMismatchError: the state does not fit; nothing was changed.
         """
         root, matching = self._match(state)
-        for name in [name for name in state if name == "physics" or name.startswith("physics_")]:
+        for name in filter(_is_simulation, state):
             physics = self._live_simulation(name, matching)
             model = state[_model_key(name)]
             baseline = self._baseline_fields(state, model["baseline"])
@@ -236,7 +244,7 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
         env: any Gymnasium env, wrapped as you like.
 
     Raises:
-        UnsupportedStateError: something in the env is neither state nor a known handle.
+        UnsupportedStateError: something in the env is neither state nor a known resource.
     """
 
     # as part of a longer chain it is a wrapper like any other
@@ -259,18 +267,27 @@ class SnapshotEnv(gym.Wrapper[Any, Any, Any, Any]):
 
         Raises:
             StateMismatchError: the state is of another env; nothing was changed.
+            RestoreError: it could not be applied; the env is as it was.
+            HalfRestoredError: it could not be put back either.
         """
-        self._handle.validate(state)
-        undo = self._handle.capture()
-        try:
-            self._handle.apply(state)
-        except BaseException:
-            self._handle.apply(undo)
-            raise
+        load_or_put_back(self._handle, state, self._handle.path)
 
 
 def _same_simulation(physics: Physics, data: mujoco.MjData) -> bool:
     return physics.data is data and data.model is physics.model
+
+
+def _was_reset(env: Any) -> bool:
+    """Returns whether the env is known to have been reset, as `gym.make`'s own wrapper notes."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.OrderEnforcing):
+            return bool(env.has_reset)
+        env = env.env
+    return False
+
+
+def _is_simulation(name: str) -> bool:
+    return name == "physics" or name.startswith("physics_")
 
 
 def _model_key(physics_name: str) -> str:

@@ -9,7 +9,6 @@ Not restored: contact and `efc_*` arrays read before the next step are the recom
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -111,14 +110,6 @@ class Physics:
             array[()] = getattr(data, name)
         return state
 
-    def capture_into(self, out: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Copies every field into the arrays of `out`, which has the keys, shapes and dtypes of `capture()`."""
-        for name, array in self._array_items:
-            out[name][...] = array
-        data = self.data
-        for name, _ in self._scalar_items:
-            out[name][...] = getattr(data, name)
-
     def capture_model(self) -> dict[str, Any]:
         """Returns `{"baseline": digest, "difference": {field: value}, "mujoco": version}`."""
         return {
@@ -153,16 +144,10 @@ class Physics:
     def _problems_between_versions(
         self, physics: Mapping[str, Any], model: Mapping[str, Any], baseline: ModelFields
     ) -> list[str]:
-        # another version has other fields: what both have must fit, and the user hears that it is not exact
+        # another version has other fields: what both have must fit
         found = [line for line in self.access.mismatches(baseline) if "in the live env" in line]
         found += self._array_problems(physics)
         found += [f"physics field {name}: missing from the state" for name in ("qpos", "qvel") if name not in physics]
-        if not found:
-            warnings.warn(
-                f"{self.path}: the state was saved with mujoco {model.get('mujoco')} and is restored with "
-                f"{mujoco.__version__}: it continues, but not bit for bit",
-                stacklevel=2,
-            )
         return [f"{self.path}: {line}" for line in found]
 
     def _names(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ class GraphWalker:
         """Returns the state tree of a root; it shares no memory with the live objects.
 
         Raises:
-            UnsupportedStateError: something in it is neither state nor a known handle.
+            UnsupportedStateError: something in it is neither state nor a known resource.
         """
         return self._run(root, survey=self._persistent is None)[0]
 
@@ -134,11 +134,14 @@ class GraphWalker:
         assert result is root, "the root itself is never replaced"
 
 
-def mismatch_error(path: str, problems: list[str]) -> StateMismatchError:
+def mismatch_error(path: str, problems: Sequence[str]) -> StateMismatchError:
     """Returns the error that lists what does not fit."""
-    shown = "\n  ".join(problems[:20])
-    more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
     return StateMismatchError(
-        f"the state does not fit {path}; nothing was changed:\n  {shown}{more}", problems=problems
+        f"the state does not fit {path}; nothing was changed:{listing(problems)}", problems=problems
     )
 
+
+def listing(problems: Sequence[str]) -> str:
+    """Returns the problems as lines of a message, the first 20 of them."""
+    shown = [*problems[:20], *([f"and {len(problems) - 20} more"] if len(problems) > 20 else [])]
+    return "".join(f"\n  {line}" for line in shown)

@@ -1,10 +1,10 @@
-"""What is known not to be state: handles by class, attributes by name; and the doors for users to add to it."""
+"""What is known not to be state: resources by class, attributes by name; and the doors for users to add to it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any
 
 from simckpt.state.walk import qualified_name
@@ -42,24 +42,53 @@ _RESOURCES = [
     "gymnasium.envs.registration.",
     "gymnasium.utils.ezpickle.",
     "gymnasium_robotics.utils.mujoco_utils.",
-    "pygame.",
+    "pygame.surface.Surface",
+    "pygame.Surface",
+    "pygame.window.Window",
+    "pygame.time.Clock",
+    "pygame.font.Font",
+    "pygame.ftfont.Font",
+    "pygame.freetype.Font",
+    "pygame.mixer.Sound",
+    "pygame.mixer.Channel",
+    "pygame.joystick.Joystick",
     "glfw.",
     "OpenGL.",
-    "moviepy.",
-    "matplotlib.",
-    "pyglet.",
-    "cv2.",
-    "imageio.",
-    "imageio_ffmpeg.",
-    "PIL.ImageFont.",
+    "moviepy.video.io.",
+    "moviepy.Clip.Clip",
+    "matplotlib.figure.FigureBase",
+    "matplotlib.artist.Artist",
+    "matplotlib.backend_bases.",
+    "matplotlib.backends.",
+    "matplotlib.animation.",
+    "matplotlib.widgets.",
+    "pyglet.gl.",
+    "pyglet.window.",
+    "pyglet.canvas.",
+    "pyglet.display.",
+    "pyglet.graphics.",
+    "pyglet.image.",
+    "pyglet.text.",
+    "pyglet.font.",
+    "pyglet.media.",
+    "cv2.VideoWriter",
+    "imageio.core.format.Format.Writer",
+    "PIL.ImageFont.ImageFont",
+    "PIL.ImageFont.FreeTypeFont",
+    "PIL.ImageFont.TransposedFont",
     "dm_control._render.",
-    "dm_control.mujoco.",
+    "dm_control.mujoco.engine.Camera",
+    "dm_control.mujoco.engine.Contexts",
+    "dm_control.mujoco.engine.NamedIndexStructs",
+    "dm_control.mujoco.index.",
+    "dm_control.mujoco.wrapper.",
     "dm_control.mjcf.",
     "dm_control.rl.specs.",
-    "dm_control.utils.",
     "dm_control.viewer.",
     "dm_env.specs.",
-    "lxml.",
+    "lxml.etree._Element",
+    "lxml.etree._ElementTree",
+    "lxml.etree._Document",
     "logging.Logger",
     "logging.LoggerAdapter",
     "logging.Handler",
@@ -73,9 +102,6 @@ _RESOURCES = [
     "weakref.CallableProxyType",
     "weakproxy",
     "weakcallableproxy",
-    "pathlib.PurePath",
-    "string.Template",
-    "re.Pattern",
     "gymnasium.logger.",
     "simckpt.sim.environment.",
     "simckpt.sim.python_state.",
@@ -112,7 +138,12 @@ _SKIPPED_ATTRIBUTES: dict[str, frozenset[str]] = {
     "gymnasium.vector.vector_env.VectorWrapper": frozenset({"_metadata", "_spec"}),
     "gymnasium.utils.ezpickle.EzPickle": frozenset({"_ezpickle_args", "_ezpickle_kwargs"}),
     "gymnasium.utils.record_constructor.RecordConstructorArgs": frozenset({"_saved_kwargs"}),
-    "gymnasium.envs.mujoco.mujoco_env.MujocoEnv": frozenset({"fullpath"}),
+    # files that one instance compiled its model from, temporary ones among them
+    "gymnasium.envs.mujoco.mujoco_env.MujocoEnv": frozenset({"fullpath", "model_path"}),
+    "gymnasium_robotics.envs.robot_env.BaseRobotEnv": frozenset({"fullpath"}),
+    "gymnasium_robotics.envs.mujoco.mujoco_py_env.BaseMujocoPyEnv": frozenset({"fullpath"}),
+    "gymnasium_robotics.envs.maze.maze.MazeEnv": frozenset({"tmp_xml_file_path"}),
+    "gymnasium_robotics.envs.maze.maze_v4.MazeEnv": frozenset({"tmp_xml_file_path"}),
     # caches of accessors, and contexts of renderers
     "dm_control.mujoco.engine.Physics": frozenset({"_contexts", "_named", "_bindings"}),
     "gymnasium.wrappers.rendering.RecordVideo": frozenset({"video_folder", "disable_logger"}),
@@ -127,9 +158,7 @@ _CLOCKS = dict.fromkeys(
     frozenset({"episode_start_time", "episode_start_times", "time_queue"}),
 )
 
-_LOCAL_PATH = re.compile(r"path|file|dir|folder|xml", re.IGNORECASE)
-
-_handles: set[type | str] = set()
+_stateless: set[type | str] = set()
 _adapters: dict[type, Adapter] = {}
 _listeners: list[Callable[[], None]] = []
 
@@ -140,7 +169,7 @@ def register_stateless(cls: type | str) -> None:
     Args:
         cls: the class, or its qualified name such as `"mylib.viewer.Window"`.
     """
-    _handles.add(cls)
+    _stateless.add(cls)
     _changed()
 
 
@@ -173,7 +202,7 @@ def adapter_for(cls: type) -> Adapter | None:
 
 def declared_stateless(cls: type) -> bool:
     """Returns whether a user declared the class, or a base of it, stateless."""
-    return any(base in _handles or qualified_name(base) in _handles for base in cls.__mro__)
+    return any(base in _stateless or qualified_name(base) in _stateless for base in cls.__mro__)
 
 
 def known_resource(cls: type) -> bool:
@@ -212,6 +241,21 @@ def clock_attributes(cls: type) -> frozenset[str]:
     return found
 
 
-def is_local_path(name: str, value: str) -> bool:
-    """Returns whether a string attribute is a path on this machine, such as a temporary model file of one instance."""
-    return value.startswith("/") and _LOCAL_PATH.search(name) is not None
+def is_moved_path(saved: Any, live: Any) -> bool:
+    """Returns whether a saved path is of another machine, or of a temporary file that is gone, and the live one is not.
+
+    Args:
+        saved: any value of the state.
+        live: what stands at its place; kept if this returns True.
+    """
+    if type(live) is not type(saved) or not isinstance(saved, str | PurePath) or str(saved)[:1] != "/":
+        return False
+    return live != saved and _exists(live) and not _exists(saved)
+
+
+def _exists(path: str | PurePath) -> bool:
+    try:
+        return Path(path).is_absolute() and Path(path).exists()
+    except (OSError, ValueError):
+        # a text that is no path at all
+        return False

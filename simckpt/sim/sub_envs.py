@@ -51,9 +51,11 @@ class SubEnvs(Protocol):
 
     Attributes:
         buffer_name: the attribute of the vector env that holds the batched observations.
+        own_streams: whether each has process-global random generators of its own, in a worker.
     """
 
     buffer_name: str
+    own_streams: bool
 
     def __init__(self, envs: Any, path: str) -> None: ...
 
@@ -82,6 +84,7 @@ class SyncSubEnvs:
     """The sub-environments of a `SyncVectorEnv`."""
 
     buffer_name = "_observations"
+    own_streams = False
 
     def __init__(self, envs: SyncVectorEnv[Any, Any], path: str) -> None:
         self._envs = envs
@@ -177,6 +180,7 @@ class AsyncSubEnvs:
     """The sub-environments of an `AsyncVectorEnv` whose workers are `simckpt.async_worker`."""
 
     buffer_name = "observations"
+    own_streams = True
 
     def __init__(self, envs: AsyncVectorEnv[Any, Any], path: str) -> None:
         self._envs = envs

@@ -15,11 +15,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from simckpt.errors import RestoreError, SimckptError, StateMismatchError
+from simckpt.errors import StateMismatchError
 from simckpt.sim import descriptions
 from simckpt.sim.environment import StandaloneEnvHandle
+from simckpt.sim.loading import load_or_put_back
+from simckpt.sim.python_state import GraphWalker, mismatch_error
 from simckpt.sim.resources import register_stateless
-from simckpt.sim.python_state import GraphWalker
 from simckpt.sim.sub_envs import AsyncSubEnvs, SubEnvs, SyncSubEnvs, problems_of
 from simckpt.state.tree import copy_tree
 
@@ -71,7 +72,7 @@ class VectorEnvHandle:
         path: its name in messages.
 
     Raises:
-        UnsupportedStateError: foreign workers, or something in an env that is neither state nor a known handle.
+        UnsupportedStateError: foreign workers, or something in an env that is neither state nor a known resource.
         CaptureError: the vector env is closed, waits for a pending step, or a worker has died.
     """
 
@@ -117,6 +118,9 @@ class VectorEnvHandle:
     def validate(self, state: Mapping[str, Any]) -> None:
         """Checks that a state fits the live vector env and all its sub-environments; changes nothing.
 
+        A state of a `SyncVectorEnv` fits an `AsyncVectorEnv` and the other way round, except for the process-global
+        generators of workers: draws of the envs from those come from other streams afterwards, with a warning.
+
         Raises:
             StateMismatchError: it lists everything that differs.
             RestoreError: the vector env is closed, waits for a pending step, or a worker has died.
@@ -124,33 +128,15 @@ class VectorEnvHandle:
         self._check_header(state)
         problems = self._parts.problems(state)
         if problems:
-            shown = "\n  ".join(problems[:20]) + (f"\n  and {len(problems) - 20} more" if len(problems) > 20 else "")
-            raise StateMismatchError(
-                f"the state does not fit {self.path}; nothing was changed:\n  {shown}", problems=problems
-            )
+            raise mismatch_error(self.path, problems)
+        self._parts.warn(state)
 
     def apply(self, state: Mapping[str, Any]) -> None:
-        """Makes the vector env go on from a state, in place; if any part fails, all parts are put back.
-
-        A state of a `SyncVectorEnv` fits an `AsyncVectorEnv` and the other way round, except for the process-global
-        generators of workers: draws of the envs from those come from other streams afterwards, with a warning.
+        """Makes the vector env go on from a state that `validate` found nothing in, in place.
 
         Raises:
-            StateMismatchError: the state does not fit; nothing was changed.
-            RestoreError: it could not be applied; the vector env is as it was.
+            RestoreError: a part did not take it; applying what `capture` returned before puts all parts back.
         """
-        self.validate(state)
-        undo = self.capture()
-        try:
-            self._put(state)
-        except BaseException as error:
-            self._put(undo)
-            if isinstance(error, SimckptError) or not isinstance(error, Exception):
-                raise
-            raise RestoreError(f"{self.path}: the state could not be applied and all was put back: {error}") from error
-        self._parts.report(state, undo)
-
-    def _put(self, state: Mapping[str, Any]) -> None:
         self._parts.apply(state)
         handles = list(self._snapshot_handles())
         kept = state["vector"]["returned"]
@@ -202,7 +188,7 @@ class SnapshotVectorEnv(_VectorWrapper):
         env: any vector env; an `AsyncVectorEnv` needs `worker=simckpt.async_worker`.
 
     Raises:
-        UnsupportedStateError: foreign workers, or something in an env that is neither state nor a known handle.
+        UnsupportedStateError: foreign workers, or something in an env that is neither state nor a known resource.
     """
 
     # as part of a longer chain it is a wrapper like any other
@@ -252,9 +238,10 @@ class SnapshotVectorEnv(_VectorWrapper):
 
         Raises:
             StateMismatchError: the state is of other envs; nothing was changed.
-            RestoreError: it could not be applied.
+            RestoreError: it could not be applied; the envs are as they were.
+            HalfRestoredError: they could not be put back either.
         """
-        self._handle.apply(state)
+        load_or_put_back(self._handle, state, self._handle.path)
 
     def __getattr__(self, name: str) -> Any:
         # what gymnasium's vector wrappers do not forward: call, get_attr, set_attr, envs, step_async, ...
@@ -284,8 +271,8 @@ class _Whole:
     def apply(self, state: Mapping[str, Any]) -> None:
         self._handle.apply(state)
 
-    def report(self, state: Mapping[str, Any], undo: Mapping[str, Any]) -> None:
-        """Nothing can have been left out."""
+    def warn(self, state: Mapping[str, Any]) -> None:
+        """Nothing is left out."""
 
 
 class _Parts:
@@ -346,12 +333,14 @@ class _Parts:
             if live.get(name) is not value:
                 setattr(self._base, name, value)
 
-    def report(self, state: Mapping[str, Any], undo: Mapping[str, Any]) -> None:
-        saved, live = state["vector"], undo["vector"]
-        if (saved.get("streams") is None) == (live.get("streams") is None):
+    def warn(self, state: Mapping[str, Any]) -> None:
+        """Warns, before anything is changed, of the one thing that cannot be restored exactly."""
+        saved = state["vector"]
+        own_streams = self._sub_envs.own_streams
+        if (saved.get("streams") is not None) == own_streams:
             return
-        drawn = [vector["drawn"] for vector in (saved, live) if vector.get("drawn") is not None]
-        if any(map(np.any, drawn)):
+        live = self._sub_envs.capture()["vector"] if own_streams else {}
+        if any(np.any(vector["drawn"]) for vector in (saved, live) if vector.get("drawn") is not None):
             warnings.warn(
                 f"{self._path}: some envs draw from the process-global generators (random, numpy.random, torch) of "
                 "their workers, and the state was moved between a SyncVectorEnv and an AsyncVectorEnv: those draws "

@@ -19,7 +19,7 @@ import numpy as np
 from simckpt.errors import DamagedError, FormatError, StorageError, StoreError
 from simckpt.state.leaf import Leaf
 from simckpt.state.tree import Encoded
-from simckpt.storage import digests, names, records
+from simckpt.storage import digests, index, names, records
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # without O_NONBLOCK opening a FIFO would wait for a writer
@@ -87,7 +87,8 @@ def read_small(root: Path | int, *parts: str, limit: int, path: str | os.PathLik
     """Returns a whole file of at most `limit` bytes.
 
     Args:
-        root, parts: see `opened_folder`.
+        root: see `opened_folder`.
+        *parts: see there.
         limit: [bytes].
         path: of the file, for messages.
 
@@ -113,7 +114,7 @@ def read_whole(descriptor: int, *, limit: int, path: object) -> bytes:
 
 
 def read_leaves(
-    folder: int, leaves: Sequence[records.LeafRecord], *, sizes: dict[str, int], path: Path
+    folder: int, leaves: Sequence[index.LeafRecord], *, sizes: dict[str, int], path: Path
 ) -> dict[str, Leaf]:
     """Returns {path: leaf}, every byte verified.
 
@@ -140,7 +141,7 @@ def read_leaves(
     return result
 
 
-def _read_file(folder: int, file: str, leaves: Sequence[records.LeafRecord], size: int, path: Path) -> dict[str, Leaf]:
+def _read_file(folder: int, file: str, leaves: Sequence[index.LeafRecord], size: int, path: Path) -> dict[str, Leaf]:
     every = [leaf.path for leaf in leaves]
     try:
         with opened_file(folder, file) as descriptor:
@@ -175,7 +176,7 @@ def _enumerate(paths: Sequence[str]) -> str:
     return shown if len(paths) <= 5 else f"{shown} and {len(paths) - 5} more leaves"
 
 
-def _read_leaf(descriptor: int, leaf: records.LeafRecord) -> np.ndarray[Any, Any] | None:
+def _read_leaf(descriptor: int, leaf: index.LeafRecord) -> np.ndarray[Any, Any] | None:
     """Returns the leaf's array, or None if its bytes are missing, unreadable or wrong."""
     try:
         array = np.empty(leaf.stored_shape, leaf.stored_dtype())
@@ -210,7 +211,7 @@ def _read_into(descriptor: int, view: memoryview, offset: int) -> int:
     return done
 
 
-def _check_bounds(leaves: Iterable[records.LeafRecord], size: int | None, path: Path) -> None:
+def _check_bounds(leaves: Iterable[index.LeafRecord], size: int | None, path: Path) -> None:
     if size is None:
         raise FormatError(f"the index refers to {path}, which the commit record does not name")
     position = 0
@@ -231,7 +232,7 @@ def _check_memory(needed: int) -> None:
         raise StorageError(f"{needed} bytes are to be read and this machine has {available} bytes of memory")
 
 
-def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[records.LeafRecord], *, path: Path) -> None:
+def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[index.LeafRecord], *, path: Path) -> None:
     """Verifies what lies outside of all leaves: HDF5's own metadata, which a restore does not need.
 
     Raises:

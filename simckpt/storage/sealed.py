@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
@@ -19,6 +20,7 @@ from simckpt.storage import digests, names
 
 VERSION = (0, 1)  # of the format that this simckpt writes; it reads every earlier one
 FEATURES: frozenset[str] = frozenset()  # what `requires` may name
+LEVELS = 100  # of containers in each other in a typed value; Python's JSON reads about a thousand
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _SEAL = re.compile(rb',\n "digest": "([a-z0-9-]{1,20}:[0-9a-f]{1,128})"\n\}\n\Z')
 _SPECIAL_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -120,7 +122,7 @@ class Fields:
 
     def wrong(self, key: str, expected: str) -> FormatError:
         """Returns the error to raise for a field that is missing or not what was expected."""
-        found = repr(self.content[key])[:80] if key in self.content else "nothing"
+        found = reprlib.repr(self.content[key])[:80] if key in self.content else "nothing"
         return FormatError(f"{self.path}: the field {key!r} must be {expected}, found {found}")
 
     def optional(self, key: str, read: Callable[[str], T]) -> T | None:
@@ -216,22 +218,28 @@ def time_to_json(seconds: float) -> dict[str, Any]:
     return {"utc": datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds"), "unix": float(seconds)}
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: Any, *, levels: int = LEVELS) -> Any:
     """Returns a plain value as JSON that keeps its type: 1 and 1.0, tuple and list, NaN and infinities differ.
 
+    Args:
+        value: to be written.
+        levels: how deep containers may lie in each other.
+
     Raises:
-        TypeError: a value that is no bool, int, float, str, None, list, tuple or dict with string keys.
+        TypeError: a value that is no bool, int, float, str, None, list, tuple or dict with string keys, or too deep.
     """
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": str(value)}
+    if type(value) in (list, tuple, dict) and levels == 0:
+        raise TypeError(f"its lists, tuples and dicts lie more than {LEVELS} deep in each other")
     if type(value) is list:
-        return [to_json(item) for item in value]
+        return [to_json(item, levels=levels - 1) for item in value]
     if type(value) is tuple:
-        return {"tuple": [to_json(item) for item in value]}
+        return {"tuple": [to_json(item, levels=levels - 1) for item in value]}
     if type(value) is dict and all(type(key) is str for key in value):
-        return {"dict": {key: to_json(item) for key, item in value.items()}}
+        return {"dict": {key: to_json(item, levels=levels - 1) for key, item in value.items()}}
     raise TypeError(f"{type(value).__name__} is no bool, int, float, str, None, list, tuple or dict with string keys")
 
 
@@ -251,5 +259,5 @@ def from_json(value: Any) -> Any:
             return tuple(from_json(item) for item in content)
         if not rest and kind == "dict" and isinstance(content, dict):
             return {key: from_json(item) for key, item in content.items()}
-        raise ValueError(f"{repr(value)[:80]} is no typed value")
+        raise ValueError(f"{reprlib.repr(value)[:80]} is no typed value")
     return value

@@ -17,7 +17,7 @@ import numpy as np
 from simckpt.errors import FormatError, InvalidNameError
 from simckpt.state.leaf import Leaf
 from simckpt.state.tree import Encoded
-from simckpt.storage import digests, durable, layout, names, records, sealed
+from simckpt.storage import digests, durable, index, layout, names, records, sealed
 
 STATE_FILE = "state.h5"
 STRUCTURE_KIND = "structure"
@@ -54,7 +54,7 @@ def write_state(
     components: Mapping[str, Encoded],
     *,
     attributes: Mapping[str, Mapping[str, str]] | None = None,
-) -> tuple[records.FileRecord, list[records.LeafRecord]]:
+) -> tuple[records.FileRecord, list[index.LeafRecord]]:
     """Writes `folder/state.h5`, durably, and returns what the commit record and the index say about it.
 
     Args:
@@ -168,14 +168,14 @@ def _is_name_of(name: str, dtype: np.dtype[Any]) -> bool:
     return name in (dtype.name, dtype.str)
 
 
-def _record(item: Item, offset: int | None, digest: str) -> records.LeafRecord:
+def _record(item: Item, offset: int | None, digest: str) -> index.LeafRecord:
     leaf = item.leaf
-    return records.LeafRecord(
+    return index.LeafRecord(
         path=item.path,
         kind=leaf.kind,
         dtype=leaf.dtype,
         shape=tuple(leaf.shape),
-        stored=records.dtype_to_json(leaf.data.dtype),
+        stored=index.dtype_to_json(leaf.data.dtype),
         stored_shape=tuple(leaf.data.shape),
         file=STATE_FILE,
         offset=offset,

@@ -22,16 +22,16 @@ from simckpt.errors import (
     InvalidNameError,
     NotAStoreError,
     RunNotFoundError,
-    StorageError,
 )
 from simckpt.state.tree import Encoded
 from simckpt.storage import claims, digests, durable, names, reader, sealed, state_file, work
+from simckpt.storage import index as leaf_index
 from simckpt.storage import records as record_types
+from simckpt.storage.index import LeafRecord
 from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, RunRecord, StoreRecord, TombstoneRecord
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, INDEX_FILE, RUN_FILE, STORE_FILE, StoreReader
 
 JOB_FILE = "job.json"
-REASON_LIMIT = 500  # [characters]; a tombstone has to fit the 4 KB of a commit record
 
 # as long as what the record will say of its files
 _UNKNOWN_FILES = (
@@ -62,6 +62,7 @@ class StoreFiles(StoreReader):
         self._clock = clock
         self._new_id = new_id
         self._works = work.WorkFolders(disk, path)
+        self._readable: list[tuple[Any, ...]] = []  # all but places and digests of an index that was found readable
 
     @classmethod
     def create(
@@ -96,41 +97,39 @@ class StoreFiles(StoreReader):
         cls,
         path: str | os.PathLike[str],
         *,
-        create: bool = False,
         disk: durable.Disk | None = None,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[], str] = names.random_id,
     ) -> StoreFiles:
-        """Returns the store at `path`, writing nothing unless `create`; see `create` for the arguments.
+        """Returns the store at `path`, writing nothing; see `create` for the arguments.
 
         Raises:
-            NotAStoreError: there is none, and `create` is false.
+            NotAStoreError: there is none.
             UnsupportedFormatError: written by a newer simckpt, or with a feature that this one lacks.
             DamagedError: `store.json` differs from its digest.
         """
-        if create:
-            return cls.create(path, disk=disk, clock=clock, new_id=new_id)
         root = Path(path).expanduser().resolve()
+        file = root / STORE_FILE
+        if root.is_file():
+            raise NotAStoreError(f"{root} is not a store but a file")
         try:
-            data = reader.read_small(root, STORE_FILE, limit=record_types.RECORD_LIMIT)
-        except (FileNotFoundError, NotADirectoryError) as error:
+            data = reader.read_small(root, STORE_FILE, limit=record_types.RECORD_LIMIT, path=file)
+        except FileNotFoundError as error:
             raise NotAStoreError(f"{root} is not a store: it has no {STORE_FILE}") from error
-        record = record_types.parse_store(data, root / STORE_FILE)
+        record = record_types.parse_store(data, file)
         return cls(root, record, disk=disk or durable.Disk(), clock=clock, new_id=new_id)
 
     def claim(self, run: str) -> claims.Claim:
         """Claims a run for this process, and sweeps what dead processes left in the store.
 
-        The run need not exist: its folder is created, and it becomes a run by `write_run`.
-
         Raises:
-            InvalidNameError: a name that cannot be a folder's.
+            InvalidNameError, RunNotFoundError: no run can have, or none has, that name.
+            DamagedError, FormatError: the run's record cannot be trusted.
             RunLockedError: another process is writing it.
             StorageError: the disk refused.
         """
-        names.check_run_name(run)
-        folder = durable.make_folders(self._disk, self.path, "runs", run)
-        claim = claims.take(self._disk, folder, self._works.make, clock=self._clock)
+        self.read_run(run)
+        claim = claims.take(self._disk, self._run_folder(run), self._works.make, clock=self._clock)
         try:
             self.sweep()
         except BaseException:
@@ -144,7 +143,7 @@ class StoreFiles(StoreReader):
         Raises:
             InvalidNameError: a name that cannot be a folder's.
             ConflictError: the run exists and this process does not hold its claim, or its id is another one.
-            ConfigurationError: hyperparameters that a record cannot hold.
+            ConfigurationError: hyperparameters or other fields that a record cannot hold.
             StorageError: the disk refused; the record is as before.
         """
         names.check_run_name(run)
@@ -163,7 +162,7 @@ class StoreFiles(StoreReader):
             if claim is None:
                 raise ConflictError(f"run {run!r} exists already; claim it to change its record")
             claim.verify()
-            if run in self.runs() and self.read_run(run).id != record.id:
+            if self.read_run(run).id != record.id:
                 raise ConflictError(f"run {run!r} has another id: a run keeps its identity")
             durable.replace_file(self._disk, made / RUN_FILE, folder / RUN_FILE)
 
@@ -190,14 +189,14 @@ class StoreFiles(StoreReader):
             ConflictError: another writer committed first, or took over the claim; this save is not in the store.
             RunLockedError: another process is writing the run.
             StorageFullError, StorageError: the disk refused; this save is not in the store and left nothing behind.
-            ConfigurationError: metrics beyond the 4 KB of a commit record.
+            ConfigurationError: metrics beyond the 4 KB of a commit record, or other fields that it cannot hold.
             FormatError: leaves that no file can hold.
         """
         run_id = self.read_run(run).id
         with self._claimed(run) as claim:
             claim.verify()
             record = CommitRecord(
-                id=draft.id or self._new_id(),
+                id=self._new_id(),
                 run=run_id,
                 seq=self._next_seq(claim, run),
                 parent=draft.parent,
@@ -228,10 +227,13 @@ class StoreFiles(StoreReader):
         components: Mapping[str, Encoded],
         attributes: Mapping[str, Mapping[str, str]] | None,
     ) -> CommitRecord:
+        # unless it is known whether the commit is in place, which after Ctrl-C just behind the rename it is not, the
+        # folder is listed again and the next commit goes after it
+        claim.next_seq = None
         try:
             with self._works.made() as made:
                 state, leaves = state_file.write_state(self._disk, made, components, attributes=attributes)
-                index = record_types.seal_index(leaves)
+                index = self._sealed_index(leaves)
                 durable.write_record(self._disk, made / INDEX_FILE, index)
                 files = (state, FileRecord(INDEX_FILE, len(index), digests.digest(index), "file"))
                 record = replace(record, files=files)
@@ -239,12 +241,20 @@ class StoreFiles(StoreReader):
                 durable.sync_folder(self._disk, made)
                 claim.verify()  # again: a large state takes a while
                 durable.publish_folder(self._disk, made, self._checkpoint_path(claim.run, record.seq))
-        except StorageError:
-            # should the commit be in place although it could not be made durable, the next one goes after it
-            claim.next_seq = None
+        except ConflictError:
+            claim.next_seq = record.seq
             raise
         claim.next_seq = record.seq + 1
         return record
+
+    def _sealed_index(self, leaves: list[LeafRecord]) -> bytes:
+        """Returns the bytes of an index that a reader will take; raises FormatError if it would not."""
+        data = leaf_index.seal_index(leaves)
+        form = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.stored, leaf.stored_shape) for leaf in leaves]
+        if form != self._readable:  # reading takes twice as long as writing, and most saves differ in values alone
+            leaf_index.parse_index(data, INDEX_FILE)
+            self._readable = form
+        return data
 
     def prune(self, run: str, seq: int, reason: str) -> TombstoneRecord:
         """Returns the tombstone that replaces a checkpoint; its state is gone, its id and place in the lineage stay.
@@ -265,7 +275,7 @@ class StoreFiles(StoreReader):
             if isinstance(record, TombstoneRecord):
                 self._free(self._checkpoint_path(run, seq))
                 return record
-            tombstone = _tombstone(record, self._clock(), reason)
+            tombstone = record_types.tombstone_of(record, pruned=self._clock(), reason=reason)
             with claim.spending_reserve():
                 self._bury(run, tombstone)
             return tombstone
@@ -273,12 +283,20 @@ class StoreFiles(StoreReader):
     def _bury(self, run: str, tombstone: TombstoneRecord) -> None:
         path = self._checkpoint_path(run, tombstone.seq)
         job = sealed.seal("job", {"job": "prune", "run": run, "seq": tombstone.seq})
-        with self._works.made() as made:
+        made, begun = self._works.make(), False
+        try:
             durable.write_record(self._disk, made / JOB_FILE, job)
             durable.write_record(self._disk, made / COMMIT_FILE, tombstone.to_bytes())
             durable.sync_folder(self._disk, made)
+            begun = True
             durable.replace_file(self._disk, made / COMMIT_FILE, path / COMMIT_FILE)
             self._free(path)
+        except BaseException:
+            # from the rename on the job stays, so that the sweep of a later process frees what this one could not
+            if not begun:
+                self._works.remove(made)
+            raise
+        self._works.remove(made)
 
     def _free(self, checkpoint: Path) -> None:
         """Removes the files of a checkpoint whose record is a tombstone."""
@@ -286,24 +304,22 @@ class StoreFiles(StoreReader):
             with os.scandir(checkpoint) as entries:
                 paths = [Path(entry.path) for entry in entries if entry.name != COMMIT_FILE]
             for path in paths:
-                self._disk.unlink(path)
+                with contextlib.suppress(FileNotFoundError):  # a sweep of another process was quicker
+                    self._disk.unlink(path)
         durable.sync_folder(self._disk, checkpoint)
 
     def sweep(self) -> list[str]:
-        """Removes what dead processes left in `tmp/` and `trash/`, and returns the names of these folders.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Removes what dead processes left in `tmp/`, as far as it can, and returns the names of these folders."""
         return self._works.sweep(self._finish_prune)
 
     def _finish_prune(self, made: Path) -> None:
         """Frees the files of a checkpoint whose pruner died after it had put the tombstone in place."""
+        path = made / JOB_FILE
         with contextlib.suppress(
-            FileNotFoundError, CheckpointNotFoundError, RunNotFoundError, FormatError, DamagedError
+            FileNotFoundError, InvalidNameError, CheckpointNotFoundError, RunNotFoundError, FormatError, DamagedError
         ):
-            data = reader.read_small(made, JOB_FILE, limit=record_types.RECORD_LIMIT)
-            job = sealed.unseal(data, "job", path=made / JOB_FILE)
+            data = reader.read_small(made, JOB_FILE, limit=record_types.RECORD_LIMIT, path=path)
+            job = sealed.unseal(data, "job", path=path)
             run, seq = job.text("run", names.RUN_NAME), job.integer("seq", minimum=1)
             if isinstance(self._record_of(run, seq), TombstoneRecord):
                 self._free(self._checkpoint_path(run, seq))
@@ -346,18 +362,3 @@ def _create(disk: durable.Disk, root: Path, record: StoreRecord) -> None:
     with work.WorkFolders(disk, root).made() as made:
         durable.write_record(disk, made / STORE_FILE, record.to_bytes())
         durable.publish_file(disk, made / STORE_FILE, root / STORE_FILE)
-
-
-def _tombstone(record: CommitRecord, pruned: float, reason: str) -> TombstoneRecord:
-    return TombstoneRecord(
-        id=record.id,
-        run=record.run,
-        seq=record.seq,
-        parent=record.parent,
-        kind=record.kind,
-        step=record.step,
-        created=record.created,
-        metrics=record.metrics,
-        pruned=pruned,
-        reason=reason[:REASON_LIMIT],
-    )

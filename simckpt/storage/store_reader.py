@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,10 @@ from simckpt.errors import (
 from simckpt.state.leaf import Leaf
 from simckpt.state.tree import Encoded
 from simckpt.storage import digests, names, reader
+from simckpt.storage import index as leaf_index
 from simckpt.storage import records as record_types
-from simckpt.storage.records import CommitRecord, LeafRecord, RunRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.index import LeafRecord
+from simckpt.storage.records import CommitRecord, RunRecord, StoreRecord, TombstoneRecord
 
 STORE_FILE = "store.json"
 RUN_FILE = "run.json"
@@ -77,7 +80,7 @@ class StoreReader:
         try:
             with reader.opened_folder(self.path, "runs") as folder:
                 found = _listed(folder, "the runs")
-                return sorted(name for name in found if names.is_run_name(name) and _exists(folder, name, RUN_FILE))
+                return sorted(name for name in found if names.is_run_name(name) and _is_run(folder, name))
         except FileNotFoundError:
             return []
 
@@ -302,12 +305,12 @@ class StoreReader:
 def _read_index(folder: int, record: CommitRecord, path: Path) -> dict[str, LeafRecord]:
     file = record.file(INDEX_FILE)
     try:
-        data = reader.read_small(folder, INDEX_FILE, limit=record_types.INDEX_LIMIT, path=path)
+        data = reader.read_small(folder, INDEX_FILE, limit=leaf_index.INDEX_LIMIT, path=path)
     except FileNotFoundError as error:
         raise DamagedError(f"{path} is missing", path=path) from error
     if len(data) != file.size or not digests.matches(data, file.digest):
         raise DamagedError(f"{path} is damaged: its bytes differ from the digest in {COMMIT_FILE}", path=path)
-    return record_types.parse_index(data, path)
+    return leaf_index.parse_index(data, path)
 
 
 def _sequence(checkpoints: int) -> list[int]:
@@ -323,14 +326,13 @@ def _listed(folder: int, what: str) -> list[str]:
         raise StorageError(f"{what} cannot be listed: {error.strerror}") from error
 
 
-def _exists(folder: int, *parts: str) -> bool:
-    """Returns whether a file is there and this user may know it; an I/O error is neither yes nor no."""
-    name = "/".join(parts)
+def _is_run(runs: int, name: str) -> bool:
+    """Returns whether a run was recorded there, as far as this user may know; an I/O error is neither yes nor no."""
     try:
-        return stat.S_ISDIR(os.stat(parts[0], dir_fd=folder, follow_symlinks=False).st_mode) and bool(
-            os.stat(name, dir_fd=folder, follow_symlinks=False)
-        )
+        mode = os.stat(name, dir_fd=runs, follow_symlinks=False).st_mode
+        os.stat(f"{name}/{RUN_FILE}", dir_fd=runs, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return False
     except OSError as error:
-        raise StorageError(f"{name} cannot be looked at: {error.strerror}") from error
+        raise StorageError(f"runs/{name} cannot be looked at: {error.strerror}") from error
+    return stat.S_ISDIR(mode)

@@ -36,8 +36,12 @@ class WorkFolders:
         try:
             yield path
         finally:
-            with contextlib.suppress(SimckptError):
-                durable.remove_tree(self._disk, path)
+            self.remove(path)
+
+    def remove(self, path: Path) -> None:
+        """Removes a folder that this process made, or as much of it as it can."""
+        with contextlib.suppress(SimckptError):
+            durable.remove_tree(self._disk, path)
 
     def sweep(self, finish: Callable[[Path], None]) -> list[str]:
         """Removes left-over folders, and returns their names.

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simckpt.checkpoint import Checkpoint
-from simckpt.comparison import LeafDifference, compare
+from simckpt.comparison import compare
 from simckpt.errors import ConfigurationError, SimckptError
+from simckpt.state import Difference
 from simckpt.store import Store
 from simckpt.testing.child import Train, train_apart
 
@@ -31,7 +32,7 @@ class InexactResumeError(SimckptError, AssertionError):
         differences: the leaves that differ there.
     """
 
-    def __init__(self, message: str, *, step: int, differences: Sequence[LeafDifference] = ()) -> None:
+    def __init__(self, message: str, *, step: int, differences: Sequence[Difference] = ()) -> None:
         super().__init__(message)
         self.step = step
         self.differences = tuple(differences)
@@ -216,6 +217,6 @@ def _compare_checkpoints(expected: Checkpoint, found: Checkpoint, what: str) -> 
     return result.compared
 
 
-def _line(difference: LeafDifference) -> str:
+def _line(difference: Difference) -> str:
     apart = "" if difference.max_abs is None else f", at most {difference.max_abs:.6g} apart"
-    return f"{difference.path}: {difference.description}{apart}"
+    return f"{difference.path}: {difference.what}{apart}"

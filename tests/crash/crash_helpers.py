@@ -65,6 +65,12 @@ def kill(disk: FaultyDisk, name: str, arguments: tuple) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def interrupt(disk: FaultyDisk, name: str, arguments: tuple) -> None:
+    if name == "close":
+        Disk.close(disk, *arguments)
+    raise KeyboardInterrupt
+
+
 def tear_and_kill(disk: FaultyDisk, name: str, arguments: tuple) -> None:
     if name == "pwrite":
         descriptor, data, offset = arguments
@@ -114,10 +120,11 @@ def check_after_death(path: Path) -> list[int]:
     before = check(store)
     with store.claim(RUN):
         assert list((path / "tmp").iterdir()) == []
-        for folder in (path / "runs" / RUN / "checkpoints").iterdir():
-            names = {entry.name for entry in folder.iterdir()}
-            assert names in ({"commit.json"}, {"commit.json", "leaves.json", "state.h5"})
         assert check(store) == before
+        for place, step in enumerate(before, start=1):
+            folder = path / "runs" / RUN / "checkpoints" / f"{place:08d}"
+            state = {"leaves.json", "state.h5"} if step >= 0 else set()
+            assert {entry.name for entry in folder.iterdir()} == {"commit.json"} | state
     return before
 
 

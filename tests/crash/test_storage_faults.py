@@ -3,7 +3,19 @@
 import errno
 
 import pytest
-from crash_helpers import ERRORS, RUN, FaultyDisk, check, components, fail_with, new_store, save
+from crash_helpers import (
+    ERRORS,
+    RUN,
+    FaultyDisk,
+    check,
+    check_after_death,
+    components,
+    fail_with,
+    in_child,
+    interrupt,
+    new_store,
+    save,
+)
 
 from simckpt.errors import StorageError, StorageFullError
 from simckpt.storage import StoreFiles
@@ -80,6 +92,51 @@ def test_a_prune_that_fails_anywhere_leaves_a_checkpoint_or_a_tombstone(tmp_path
             folder = store.path / "runs" / RUN / "checkpoints" / "00000001"
             assert [entry.name for entry in folder.iterdir()] == ["commit.json"]
             assert save(store, 3).seq == 3
+
+
+@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
+def test_what_a_failed_prune_left_is_freed_by_the_next_start(tmp_path, number):
+    calls = count(tmp_path / "count", PRUNE)
+    assert calls.count("unlink") > 2
+    for at in range(1, len(calls) + 1):
+        path = tmp_path / f"store-{at}"
+
+        def prune(path=path, at=at):
+            disk = FaultyDisk()
+            store = new_store(path, disk=disk)
+            with store.claim(RUN):
+                save(store, 1)
+                save(store, 2)
+                disk.arm(fail_with(number), at=at)
+                attempt(lambda: PRUNE(store))
+                disk.arm()
+                save(store, 3)
+
+        assert in_child(prune) == 0
+        assert check_after_death(path) in ([1, 2, 3], [-1, 2, 3])
+
+
+@pytest.mark.parametrize(("action", "after"), [(SAVE, [1, 2, 3]), (PRUNE, [-1, 2])], ids=["save", "prune"])
+def test_ctrl_c_anywhere_blocks_nothing_in_the_same_process(tmp_path, action, after):
+    seen = set()
+    for at in range(1, len(count(tmp_path / "count", action)) + 1):
+        disk = FaultyDisk()
+        store = new_store(tmp_path / f"store-{at}", disk=disk)
+        with store.claim(RUN):
+            save(store, 1)
+            save(store, 2)
+            disk.arm(interrupt, at=at)
+            with pytest.raises(KeyboardInterrupt):
+                action(store)
+            disk.arm()
+            found = check(store)
+            assert found in ([1, 2], after)
+            seen.add(tuple(found))
+            save(store, 4)
+            save(store, 5)
+            assert check(store) == [*found, 4, 5]
+            store.prune(RUN, 1, "again")
+    assert seen == {(1, 2), tuple(after)}, "the rename is passed once before and once after"
 
 
 @pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)

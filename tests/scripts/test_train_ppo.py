@@ -19,20 +19,20 @@ from simckpt.errors import ConfigurationError
 from simckpt.storage.claims import held_claim
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-# six iterations of 64 env steps, each followed by an evaluation and a checkpoint; the pole falls early, so that there
-# are resets in between
+# twelve iterations of 64 env steps, each followed by an evaluation and a checkpoint; the pole falls early, so that
+# there are resets in between
 FLAGS = {
     "env-id": "InvertedPendulum-v5",
     "num-envs": "2",
     "rollout-steps": "32",
-    "total-steps": "384",
+    "total-steps": "768",
     "save-every": "64",
     "eval-every": "64",
     "eval-episodes": "1",
     "epochs": "2",
     "minibatches": "2",
 }
-STEPS = [64, 128, 192, 256, 320, 384]
+STEPS = list(range(64, 769, 64))
 
 
 def load(name: str) -> ModuleType:
@@ -86,13 +86,13 @@ def test_a_killed_run_resumed_by_the_same_command_equals_the_undisturbed_one(tmp
     assert steps_of(store, "killed") != STEPS
 
     output, _ = start(store, "killed").communicate()
-    assert output.splitlines()[-1] == "complete step=384"
+    assert output.splitlines()[-1] == "complete step=768"
     # it went on, and did not start again
     assert "evaluating at step=128" not in output
     events = simckpt.Store(store).files.events("killed")
     assert [event["event"] for event in events].count("restored") == 1
 
-    assert undisturbed.communicate()[0].splitlines()[-1] == "complete step=384"
+    assert undisturbed.communicate()[0].splitlines()[-1] == "complete step=768"
     assert steps_of(store, "killed") == steps_of(store, "undisturbed") == STEPS
     pairs = zip(*(simckpt.Store(store).run(run).checkpoints() for run in ("killed", "undisturbed")), strict=True)
     assert [one.step for one, two in pairs if not compare(one, two).identical] == []
@@ -127,12 +127,12 @@ def test_a_complete_run_is_left_as_it_is_and_a_contradicting_flag_is_refused_by_
         return {str(path): path.read_bytes() for path in paths if path.is_file()}
 
     train()
-    assert capsys.readouterr().out.splitlines()[-1] == "complete step=384"
+    assert capsys.readouterr().out.splitlines()[-1] == "complete step=768"
     before = files()
     assert len(before) == 1 + 3 * len(STEPS)
 
     train()
-    assert capsys.readouterr().out == "complete step=384\n"
+    assert capsys.readouterr().out == "complete step=768\n"
     assert files() == before
     for flags in ({"seed": "2"}, {"learning_rate": "0.1"}, {"gamma": "0.9", "num_envs": "3"}):
         with pytest.raises(ConfigurationError) as caught:
@@ -142,6 +142,6 @@ def test_a_complete_run_is_left_as_it_is_and_a_contradicting_flag_is_refused_by_
     assert files() == before
 
     # what may differ between two starts: a longer run, which goes on
-    train(total_steps="448", vectorization="async")
-    assert "step=448" in capsys.readouterr().out
-    assert steps_of(store, "run") == [*STEPS, 448]
+    train(total_steps="832", vectorization="async")
+    assert "step=832" in capsys.readouterr().out
+    assert steps_of(store, "run") == [*STEPS, 832]

@@ -24,7 +24,7 @@ from environment_helpers import (
     resume,
 )
 
-from simckpt.errors import CaptureError, StateMismatchError, UnsupportedStateError
+from simckpt.errors import CaptureError, HalfRestoredError, RestoreError, StateMismatchError, UnsupportedStateError
 from simckpt.sim.environment import EnvHandle, SnapshotEnv, StandaloneEnvHandle
 from simckpt.state.tree import decode, encode
 
@@ -152,7 +152,7 @@ def test_the_tree_has_the_fields_by_name_and_baselines_once():
     assert set(state) == {"physics", "model", "python", "models"}
     assert state["physics"]["qpos"].shape == (15,)
     assert state["model"]["difference"] == {}
-    digest, fields = handle.baseline
+    [(digest, fields)] = handle.models.items()
     assert state["model"]["baseline"] == digest
     assert state["models"][digest].keys() == fields.keys()
     assert {"body_mass", "opt.timestep", "tex_data", "nq"} <= fields.keys()
@@ -206,9 +206,43 @@ def test_a_failed_restore_leaves_the_env_as_it_was():
     state = env.state_dict()
     inner.before[0] = inner.after[0] = inner.part.value = 2
     inner.part.broken = True
-    with pytest.raises(OSError, match="halfway"):
+    with pytest.raises(RestoreError, match="OSError: halfway"):
         env.load_state_dict(state)
     assert (inner.before, inner.after, inner.part.value) == ([2], [2], 2)
+
+
+def test_an_env_that_cannot_be_put_back_either_is_said_to_be_undefined():
+    class Lost(Fragile):
+        class Part(Fragile.Part):
+            def load_state_dict(self, state):
+                if self.broken:
+                    raise OSError("halfway")
+
+    env = SnapshotEnv(Lost())
+    state = env.state_dict()
+    env.unwrapped.part.broken = True
+    with pytest.raises(HalfRestoredError, match="build it anew") as caught:
+        env.load_state_dict(state)
+    assert caught.value.components == ("env",)
+
+
+def test_a_state_of_another_version_of_mujoco_is_warned_of_before_anything_changes():
+    source, target = SnapshotEnv(Simulated()), SnapshotEnv(Simulated())
+    source.reset(seed=1)
+    target.reset(seed=2)
+    state = source.state_dict()
+    for name in ("model", "model_2"):
+        state[name]["mujoco"] = "3.0.0"
+    before = encode(target.state_dict())
+    # warnings are errors here
+    with pytest.raises(UserWarning, match=r"3\.0\.0"):
+        target.load_state_dict(state)
+    after = encode(target.state_dict())
+    assert after.structure == before.structure
+    assert all(after.leaves[path].data.tobytes() == before.leaves[path].data.tobytes() for path in before.leaves)
+    with pytest.warns(UserWarning, match=r"3\.0\.0"):
+        target.load_state_dict(state)
+    assert target.unwrapped.data.qpos.tobytes() == source.unwrapped.data.qpos.tobytes()
 
 
 def test_what_cannot_be_captured_is_refused_at_registration_with_its_path():
@@ -248,6 +282,41 @@ def test_a_replaced_simulation_of_other_sizes_is_refused():
     env.reset(seed=1)
     env.state_dict()
     env.reset(options={"more": "<geom size='.1'/>"})
+    with pytest.raises(UnsupportedStateError, match="ngeom"):
+        env.state_dict()
+
+
+MORE = {"more": "<geom size='.1'/>"}
+
+
+def test_the_first_reset_may_compile_a_model_of_other_sizes():
+    source, target = SnapshotEnv(Recompiling()), SnapshotEnv(Recompiling())
+    # as registering it in a run does
+    source.state_dict()
+    source.reset(seed=3, options=MORE)
+    drive(source, 20, seed=1)
+    state = through_file(source.state_dict())
+    small = encode(target.state_dict())
+    with pytest.raises(StateMismatchError, match="ngeom"):
+        target.load_state_dict(state)
+    assert encode(target.state_dict()).structure == small.structure
+    target.reset(seed=4, options=MORE)
+    drive(target, 5, seed=7)
+    target.load_state_dict(state)
+    expected = drive(source, 20, seed=2)
+    assert drive(target, 20, seed=2) == expected
+    target.load_state_dict(state)
+    assert drive(target, 20, seed=2) == expected
+    source.reset(seed=5)
+    with pytest.raises(UnsupportedStateError, match="ngeom"):
+        source.state_dict()
+
+
+def test_a_model_of_other_sizes_is_refused_in_an_env_that_was_reset_before():
+    inner = gym.wrappers.OrderEnforcing(Recompiling())
+    inner.reset(seed=1)
+    env = SnapshotEnv(inner)
+    env.reset(options=MORE)
     with pytest.raises(UnsupportedStateError, match="ngeom"):
         env.state_dict()
 

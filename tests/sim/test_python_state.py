@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import functools
 import itertools
+import pathlib
 import random
 import types
 import weakref
@@ -511,12 +512,79 @@ def test_no_code_of_the_object_runs():
     assert target.__dict__["x"] == [1]
 
 
-def test_strings_that_are_paths_of_this_machine_stay():
-    target = transfer(
-        Thing(xml_path="/tmp/a/model.xml", name="/not a path", file="relative"),
-        Thing(xml_path="/tmp/b/model.xml", name="b", file="c"),
-    )
-    assert (target.xml_path, target.name, target.file) == ("/tmp/b/model.xml", "/not a path", "relative")
+def test_strings_that_look_like_paths_are_state():
+    source = Thing(motion_file="/data/b.npz", direction="/s", xml="relative", items=["/x"], table={"path": "/y"})
+    target = Thing(motion_file="/data/c.npz", direction="/w", xml="c", items=["/z"], table={"path": "/z"})
+    transfer(source, target)
+    assert vars(target) == vars(source)
+
+
+@pytest.mark.parametrize("kind", [str, pathlib.Path])
+def test_a_path_that_is_gone_gives_way_to_one_that_is_there(tmp_path, kind):
+    here, there = tmp_path / "a.xml", tmp_path / "b.xml"
+    here.touch()
+    gone = tmp_path / "gone" / "model.xml"
+    target = transfer(Thing(xml=kind(gone)), Thing(xml=kind(here)))
+    assert target.xml == kind(here)
+    there.touch()
+    assert transfer(Thing(xml=kind(there)), Thing(xml=kind(here))).xml == kind(there)
+    assert transfer(Thing(xml=kind(gone)), Thing(xml=kind(gone.parent))).xml == kind(gone)
+    assert transfer(Thing(xml=kind(gone)), Thing()).xml == kind(gone)
+
+
+@pytest.mark.parametrize("first", ["table", "view"])
+@pytest.mark.parametrize(
+    "view", [types.MappingProxyType, dict.keys, dict.values, dict.items], ids=["proxy", "keys", "values", "items"]
+)
+@pytest.mark.parametrize("keys", [("k", "l"), (Color.RED, Color.BLUE), ((1, "a"), 2.5)], ids=["text", "enums", "other"])
+def test_views_of_a_mapping_show_the_restored_one(view, first, keys):
+    def make(value, keys):
+        table = {key: [value, i] for i, key in enumerate(keys)}
+        parts = {"table": table, "view": view(table)}
+        return Thing(**{name: parts[name] for name in sorted(parts, reverse=first == "view")})
+
+    source = make(1, keys)
+    for target in (make(2, keys), make(2, keys[:1]), make(1, keys), Thing(table={}, view=None)):
+        live = target.table
+        transfer(source, target)
+        assert target.table is live
+        assert target.table == source.table
+        assert type(target.view) is type(source.view)
+        target.table["new"] = 5
+        assert "new" in (target.view if view in (types.MappingProxyType, dict.keys) else dict(target.table))
+        assert len(target.view) == len(keys) + 1
+
+
+def test_a_mapping_that_only_its_view_knows():
+    source = Thing(view=types.MappingProxyType({Color.RED: [1]}))
+    assert dict(transfer(source, Thing(view=types.MappingProxyType({Color.RED: [2]}))).view) == {Color.RED: [1]}
+    assert dict(transfer(source, Thing()).view) == {Color.RED: [1]}
+
+
+def plain_function():
+    """Carries nothing."""
+
+
+def test_what_functions_got_after_the_snapshot_is_taken_away():
+    def make(step):
+        return lambda x=[step]: x
+
+    thing = Thing(plain=plain_function, carrying=make(1), bare=make(2))
+    thing.bare.__defaults__ = None
+    thing.bare.first = [1]
+    walker = GraphWalker("env")
+    state = through_file(walker.capture(thing))
+    try:
+        plain_function.n = thing.carrying.n = thing.bare.n = 2
+        thing.bare.__defaults__ = ([3],)
+        thing.bare.__kwdefaults__ = {"x": 4}
+        walker.apply(state, thing)
+        assert vars(plain_function) == vars(thing.carrying) == {}
+        assert vars(thing.bare) == {"first": [1]}
+        assert (thing.bare.__defaults__, thing.bare.__kwdefaults__) == (None, None)
+        assert thing.carrying() == [1]
+    finally:
+        vars(plain_function).clear()
 
 
 def test_an_array_that_somebody_outside_holds_is_not_changed_under_his_hands():

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from simckpt.errors import StateMismatchError, UnsupportedStateError
-from simckpt.sim.resources import register_adapter, register_stateless
 from simckpt.sim.python_state import GraphWalker
+from simckpt.sim.resources import register_adapter, register_stateless
 
 
 class Thing:
@@ -82,7 +82,7 @@ def test_a_chain_that_is_too_long_is_refused():
         GraphWalker("env").capture(first)
 
 
-def test_handles_stay_as_they_are_live():
+def test_resources_stay_as_they_are_live():
     def make():
         return Thing(
             lock=threading.Lock(), rlock=threading.RLock(), log=logging.getLogger("x"), path=pathlib.Path("/a"),
@@ -96,7 +96,7 @@ def test_handles_stay_as_they_are_live():
     assert all(getattr(target, name) is value for name, value in before.items())
 
 
-def test_a_handle_that_was_opened_since_stays_open():
+def test_a_resource_that_was_opened_since_stays_open():
     state = GraphWalker("env").capture(Thing(viewer=None))
     target = Thing(viewer=threading.Lock(), late=threading.Lock())
     viewer, late = target.viewer, target.late
@@ -105,7 +105,7 @@ def test_a_handle_that_was_opened_since_stays_open():
     assert target.late is late
 
 
-def test_a_handle_that_is_not_open_here_is_not_invented():
+def test_a_resource_that_is_not_open_here_is_not_invented():
     state = GraphWalker("env").capture(Thing(viewer=threading.Lock(), x=2))
     target = Thing(viewer=None, x=1)
     GraphWalker("env").apply(state, target)
@@ -165,11 +165,56 @@ def test_problems_are_all_listed_and_nothing_is_changed():
 
 def test_parts_that_others_capture_are_not_entered():
     sub = [Thing(x=iter([1]))]
-    walker = GraphWalker("envs", elsewhere=[sub], skip_attributes={Thing: ["pipe"]})
-    target = Thing(envs=sub, pipe=iter([]), y=1)
+    walker = GraphWalker("envs", elsewhere=[sub])
+    target = Thing(envs=sub, y=1)
     state = walker.capture(target)
     target.y = 2
     walker.apply(state, target)
     assert target.envs is sub
     assert target.y == 1
-    assert "pipe" not in state.attributes
+
+
+def foreign(name):
+    module, _, cls = name.rpartition(".")
+    return type(cls, (), {"__module__": module})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pygame.surface.Surface",
+        "pygame.time.Clock",
+        "pygame.font.Font",
+        "matplotlib.artist.Artist",
+        "pyglet.window.Window",
+        "cv2.VideoWriter",
+        "OpenGL.GL.Context",
+    ],
+)
+def test_what_only_shows_the_env_stays_as_it_is_live(name):
+    cls = foreign(name)
+    drawn, window = type("Special", (cls,), {})(), cls()
+    target = Thing(drawn=drawn, window=window, opened=None)
+    window.x = 1
+    state = GraphWalker("env").capture(target)
+    window.x, target.opened, target.closed = 2, cls(), cls()
+    opened, closed = target.opened, target.closed
+    GraphWalker("env").apply(state, target)
+    assert (target.drawn, target.window, target.opened, target.closed) == (drawn, window, opened, closed)
+    assert window.x == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["pygame.math.Vector2", "pygame.sprite.Sprite", "matplotlib.colors.Normalize", "dm_control.utils.X"]
+)
+def test_values_of_the_same_packages_are_state(name):
+    target = Thing(value=foreign(name)())
+    target.value.x = [1]
+    state = GraphWalker("env").capture(target)
+    target.value.x[0] = 2
+    GraphWalker("env").apply(state, target)
+    assert target.value.x == [1]
+
+
+def test_classes_seen_through_their_attributes_are_refused():
+    refused(vars(Thing))

@@ -13,6 +13,7 @@ from vector_helpers import Turn, Walk, actions_for, assert_same, build, through_
 from simckpt.errors import CaptureError, RestoreError, StateMismatchError, UnsupportedStateError
 from simckpt.sim import SnapshotVectorEnv, VectorEnvHandle
 from simckpt.sim.batch import PerEnv
+from simckpt.sim.loading import load_or_put_back
 from simckpt.sim.worker import async_worker
 from simckpt.state.streams import global_streams_state, load_global_streams
 from simckpt.state.tree import encode
@@ -230,7 +231,26 @@ def test_lost_worker_streams_are_reported():
         first.reset(seed=3)
         first.step(np.zeros(2, int))
         with pytest.warns(UserWarning, match="process-global generators"):
-            VectorEnvHandle(other).apply(handle.capture())
+            VectorEnvHandle(other).validate(handle.capture())
+    finally:
+        first.close()
+        other.close()
+
+
+def test_a_warning_that_is_an_error_changes_nothing():
+    first, other = build("piped", [Walk] * 2), SnapshotVectorEnv(build("sync", [Walk] * 2))
+    try:
+        handle = VectorEnvHandle(first)
+        first.reset(seed=3)
+        first.step(np.zeros(2, int))
+        other.reset(seed=4)
+        before = encode(other.state_dict())
+        # warnings are errors here
+        with pytest.raises(UserWarning, match="process-global generators"):
+            other.load_state_dict(handle.capture())
+        after = encode(other.state_dict())
+        assert before.structure == after.structure
+        assert_same({p: x.data for p, x in before.leaves.items()}, {p: x.data for p, x in after.leaves.items()})
     finally:
         first.close()
         other.close()
@@ -498,7 +518,7 @@ def test_other_models_are_refused_and_nothing_is_touched(kind):
             handle.validate(state)
         assert any("env_1" in problem for problem in caught.value.problems)
         with pytest.raises(RestoreError):
-            handle.apply(state)
+            load_or_put_back(handle, state, "envs")
         after = encode(handle.capture())
         assert before.structure == after.structure
         assert_same({p: x.data for p, x in before.leaves.items()}, {p: x.data for p, x in after.leaves.items()})
@@ -534,7 +554,7 @@ def test_failed_restore_puts_every_env_back(kind):
         before = encode(handle.capture())
         envs.set_attr("refuses", [False, False, True])
         with pytest.raises(Exception, match="no"):
-            handle.apply(state)
+            load_or_put_back(handle, state, "envs")
         envs.set_attr("refuses", [False, False, False])
         after = encode(handle.capture())
         assert before.structure == after.structure

@@ -1,5 +1,6 @@
 """Who may write a run: living, dead, forked, frozen and far-away processes."""
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from dataclasses import replace
 import pytest
 from storage_helpers import assert_same, components, new_store, save
 
-from simckpt.errors import ConflictError, RunLockedError
+from simckpt.errors import ConflictError, RunLockedError, StorageError
 from simckpt.storage import StoreFiles, claims, processes
 from simckpt.storage.durable import Disk
 
@@ -255,6 +256,62 @@ def test_a_writer_that_loses_its_claim_while_it_saves_does_not_commit(tmp_path):
     with store.claim("ant-ppo"), pytest.raises(ConflictError, match="elsewhere"):
         save(store)
     assert store.records("ant-ppo") == []
+
+
+def refuse(monkeypatch, name, error):
+    """Makes opening or reading the files of this name fail for the moment."""
+    function = "open" if error == errno.EMFILE else "preadv"
+    real = getattr(os, function)
+
+    def failing(subject, *arguments, **options):
+        path = subject if function == "open" else os.readlink(f"/proc/self/fd/{subject}")  # noqa: PTH115
+        if os.fspath(path).endswith(name):
+            raise OSError(error, os.strerror(error))
+        return real(subject, *arguments, **options)
+
+    monkeypatch.setattr(os, function, failing)
+
+
+TRANSIENT = pytest.mark.parametrize("error", [errno.EMFILE, errno.EIO], ids=errno.errorcode.get)
+
+
+@TRANSIENT
+def test_a_claim_that_cannot_be_read_for_a_moment_is_not_lost(store, error):
+    with store.claim("ant-ppo") as claim:
+        save(store, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            refuse(patch, "owner.json", error)
+            with pytest.raises(StorageError):
+                claim.verify()
+            with pytest.raises(StorageError):
+                save(store, 2)
+        claim.verify()
+        assert save(store, 3).seq == 2
+    assert list((store.path / "tmp").iterdir()) == []
+
+
+@TRANSIENT
+def test_a_claim_that_cannot_be_read_for_a_moment_is_not_taken_from_its_holder(store, error, monkeypatch):
+    leave_claim(store)
+    age(store, 10 * claims.STALE_AFTER)
+    with pytest.MonkeyPatch.context() as patch:
+        refuse(patch, "owner.json", error)
+        with pytest.raises(StorageError):
+            store.claim("ant-ppo")
+        assert (writer(store) / "owner.json").exists()
+    store.claim("ant-ppo").release()
+
+
+@TRANSIENT
+def test_a_release_that_could_not_look_is_made_up_for_by_the_next_claim(store, error):
+    claim = store.claim("ant-ppo")
+    with pytest.MonkeyPatch.context() as patch:
+        refuse(patch, "owner.json", error)
+        with pytest.raises(StorageError):
+            claim.release()
+    assert not claim.held
+    with store.claim("ant-ppo"):
+        save(store)
 
 
 def test_a_heartbeat_is_seen_and_costs_nothing_in_between(store):

@@ -3,15 +3,16 @@
 import json
 import os
 import random
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import xxhash
-from storage_helpers import assert_same, checkpoint_folder, components, new_store, save
+from storage_helpers import assert_same, checkpoint_folder, components, new_store, run_record, save
 
 from simckpt.errors import DamagedError, FormatError, StorageError, StoreError, UnsupportedFormatError
-from simckpt.storage import StoreFiles, records
+from simckpt.storage import StoreFiles, index
 
 FILES = ["state.h5", "leaves.json", "commit.json"]
 
@@ -44,11 +45,11 @@ def rewrite_index(store, change) -> None:
     """Forges the index of checkpoint 1, with right digests in the index and in the commit record."""
     folder = checkpoint_folder(store)
     leaves = [change(leaf) or leaf for leaf in store.index("ant-ppo", 1)]
-    index = records.seal_index([leaf for leaf in leaves if leaf is not None])
-    (folder / "leaves.json").write_bytes(index)
+    forged = index.seal_index([leaf for leaf in leaves if leaf is not None])
+    (folder / "leaves.json").write_bytes(forged)
     (commit,) = [record for record in store.records("ant-ppo") if record.seq == 1]
     files = tuple(
-        replace(file, size=len(index), digest=digest(index)) if file.name == "leaves.json" else file
+        replace(file, size=len(forged), digest=digest(forged)) if file.name == "leaves.json" else file
         for file in commit.files
     )
     (folder / "commit.json").write_bytes(replace(commit, files=files).to_bytes())
@@ -91,7 +92,10 @@ def test_all_damaged_leaves_are_named_and_no_others(store):
         assert set(caught.value.leaves) == {"envs/physics/qvel", "agent/0/bias"}
     assert caught.value.path.startswith(str(checkpoint_folder(store)))
     wanted = components(1)["envs"].leaves["physics/qpos"]
-    assert store.read_leaf("ant-ppo", 1, "envs/physics/qpos").data.tobytes() == wanted.data.tobytes()
+    assert (
+        store.read_leaves("ant-ppo", 1, ["envs/physics/qpos"])["envs/physics/qpos"].data.tobytes()
+        == wanted.data.tobytes()
+    )
 
 
 def test_damage_stays_where_it_is(store):
@@ -228,6 +232,8 @@ def test_a_store_that_requires_an_unknown_feature_is_refused_by_name(store):
         {"path": "envs"},
         {"path": "envs/../agent/0/weight"},
         {"path": "envs/physics/qvel"},
+        {"path": "%ff/qpos"},
+        {"path": "%65nvs/physics/qpos"},
         {"digest": "md5"},
         {"shape": (1,) * 65},
     ],
@@ -289,7 +295,7 @@ def test_foreign_names_in_a_store_are_passed_over(store):
 
 
 def test_an_index_beyond_its_limit_is_refused(store, monkeypatch):
-    monkeypatch.setattr(records, "INDEX_LIMIT", 100)
+    monkeypatch.setattr(index, "INDEX_LIMIT", 100)
     with pytest.raises(FormatError, match="at most 100"):
         store.read("ant-ppo", 1)
 
@@ -312,6 +318,69 @@ def test_an_unreadable_byte_is_tried_once_more(store, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", flaky)
     assert_same(store.read("ant-ppo", 1), components(1))
+
+
+def unreadable(monkeypatch, *names):
+    """Makes every read of files of these names fail, as a bad sector does."""
+    preadv = os.preadv
+
+    def failing(descriptor, *arguments):
+        if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) in names:  # noqa: PTH115, PTH119
+            raise OSError(5, "Input/output error")
+        return preadv(descriptor, *arguments)
+
+    monkeypatch.setattr(os, "preadv", failing)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("store.json", lambda store: StoreFiles.open(store.path)),
+        ("run.json", lambda store: store.read_run("ant-ppo")),
+        ("commit.json", lambda store: store.records("ant-ppo")),
+        ("commit.json", lambda store: store.index("ant-ppo", 1)),
+        ("leaves.json", lambda store: store.index("ant-ppo", 1)),
+        ("state.h5", lambda store: store.read("ant-ppo", 1)),
+        ("state.h5", lambda store: store.verify("ant-ppo", 1)),
+        ("events.jsonl", lambda store: store.events("ant-ppo")),
+    ],
+    ids=str,
+)
+def test_a_file_that_stays_unreadable_is_damage(store, monkeypatch, name, read):
+    store.log_event("ant-ppo", {"event": "test"})
+    read(store)
+    unreadable(monkeypatch, name)
+    with pytest.raises(DamagedError) as caught:
+        read(store)
+    assert caught.value.path.endswith((name, "00000001"))
+
+
+def test_unreadable_records_do_not_hide_the_others(store, monkeypatch):
+    real = os.preadv
+    unreadable(monkeypatch, "commit.json")
+    damaged = {}
+    assert store.records("ant-ppo", damaged=damaged) == []
+    assert {seq: type(error) for seq, error in damaged.items()} == {1: DamagedError, 2: DamagedError}
+    monkeypatch.setattr(os, "preadv", real)
+    unreadable(monkeypatch, "run.json")
+    assert [record.seq for record in store.records("ant-ppo")] == [1, 2]
+    assert_same(store.read("ant-ppo", 2), components(2))
+
+
+def test_a_checkpoint_of_another_run_is_refused(store):
+    store.write_run("other", run_record("other", id="e" * 32))
+    save(store, 1, run="other")
+    shutil.rmtree(checkpoint_folder(store, 2))
+    shutil.copytree(checkpoint_folder(store, 1, run="other"), checkpoint_folder(store, 3))
+    shutil.rmtree(checkpoint_folder(store, 1))
+    shutil.copytree(checkpoint_folder(store, 1, run="other"), checkpoint_folder(store, 1))
+    for call in (store.read, store.index, store.verify):
+        with pytest.raises(FormatError, match="copied"):
+            call("ant-ppo", 1)
+    damaged = {}
+    assert store.records("ant-ppo", damaged=damaged) == []
+    assert list(damaged) == [1, 3]
+    assert [record.seq for record in store.records("other")] == [1]
 
 
 def test_nan_payloads_and_negative_zeros_survive(tmp_path):

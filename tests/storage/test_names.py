@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simckpt.errors import InvalidNameError
+from simckpt.errors import FormatError, InvalidNameError
 from simckpt.storage import names
 
 
@@ -55,6 +55,17 @@ def test_components_of_any_name_become_one_part_and_come_back(name):
     assert "\0" not in part
     assert part not in ("", ".", "..")
     assert names.decode_part(part) == name
+
+
+@pytest.mark.parametrize("part", ["%ff", "%ed%a0%80", "%61", "%2f", "a b", "%", "a%", "%zz", ".", "ä", "\ud800"])
+def test_text_that_is_no_encoded_name_is_refused(part):
+    with pytest.raises(FormatError):
+        names.decode_part(part)
+
+
+def test_a_name_that_utf_8_cannot_hold_is_refused():
+    with pytest.raises(InvalidNameError):
+        names.encode_part("a\ud800")
 
 
 def test_random_ids_are_128_bits_in_hexadecimal():

@@ -17,6 +17,11 @@ VALUES = st.recursive(
 )
 
 
+DEEP: list = []
+for _ in range(100_000):
+    DEEP = [DEEP]
+
+
 def same(a, b) -> bool:
     if type(a) is not type(b):
         return False
@@ -137,7 +142,7 @@ def test_unknown_keys_are_ignored():
         ("values", {"a": {"float": []}}),
         ("values", {"a": {}}),
         ("values", {"a": {"tuple": 1}}),
-        ("boolean", 1),
+        ("values", {"a": DEEP}),
         ("time", {"utc": "x", "unix": "1"}),
         ("time", {"unix": 1.0}),
     ],

@@ -1,18 +1,24 @@
 """A store from creation to pruning, as its callers see it."""
 
+import errno
 import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from storage_helpers import (
     RUN_ID,
     ReadOnlyDisk,
     assert_same,
     checkpoint_folder,
     components,
+    leaf,
     new_store,
     run_record,
     save,
@@ -23,12 +29,15 @@ from simckpt.errors import (
     CheckpointNotFoundError,
     ConfigurationError,
     ConflictError,
+    FormatError,
     InvalidNameError,
     LeafNotFoundError,
     NotAStoreError,
     RunNotFoundError,
 )
-from simckpt.storage import CommitDraft, CommitRecord, StoreFiles, TombstoneRecord, processes
+from simckpt.state.tree import Encoded
+from simckpt.storage import CommitDraft, CommitRecord, StoreFiles, TombstoneRecord, processes, records
+from simckpt.storage.durable import Disk
 
 
 @pytest.fixture
@@ -64,6 +73,8 @@ def test_what_is_no_store_is_said_so(tmp_path):
         with pytest.raises(NotAStoreError, match="not a store"):
             StoreFiles.open(path)
     (tmp_path / "thesis.tex").touch()
+    with pytest.raises(NotAStoreError, match="file"):
+        StoreFiles.open(tmp_path / "thesis.tex")
     with pytest.raises(NotAStoreError, match=r"thesis\.tex"):
         StoreFiles.create(tmp_path)
     with pytest.raises(NotAStoreError):
@@ -71,7 +82,16 @@ def test_what_is_no_store_is_said_so(tmp_path):
 
 
 def test_a_run_keeps_its_record(store):
-    values = {"a": 1, "b": 1.0, "c": True, "d": None, "e": [1, 2.5, "x"], "f": (1, 2), "g": {"h": -math.inf}}
+    values = {
+        "a": 1,
+        "b": 1.0,
+        "c": True,
+        "d": None,
+        "e": [1, 2.5, "x"],
+        "f": (1, 2),
+        "g": {"h": -math.inf},
+        "i": nested(99),
+    }
     record = run_record(
         "sac",
         hyperparameters=values,
@@ -104,15 +124,111 @@ def test_a_run_is_created_by_one_process_and_changed_by_its_holder(store):
     assert store.read_run("ant-ppo").hyperparameters == {"learning_rate": 1.0}
 
 
-def test_a_run_may_be_claimed_before_it_is_recorded(store):
-    with store.claim("new"):
-        assert store.runs() == ["ant-ppo"]
+def test_a_run_is_recorded_before_it_is_claimed(store):
+    (store.path / "runs" / "empty").mkdir()
+    for name in ("new", "empty"):
         with pytest.raises(RunNotFoundError):
-            store.read_run("new")
-        store.write_run("new", run_record("new"))
-        save(store, run="new")
-    assert store.runs() == ["ant-ppo", "new"]
-    assert_same(store.read("new", 1), components(0))
+            store.claim(name)
+    assert store.runs() == ["ant-ppo"]
+    assert not (store.path / "runs" / "new").exists()
+
+
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hyperparameters": {"layers": [0.5] * 400_000}},
+        {"hyperparameters": {"note": "x" * 2**20}},
+        {"hyperparameters": {"deep": nested(50_000)}},
+        {"hyperparameters": {"deep": nested(101)}},
+        {"hyperparameters": {"long": 10**5000}},
+        {"hyperparameters": {1: 2}},
+        {"experiment": "x" * 4097},
+        {"experiment": 5},
+        {"origin": "ant-ppo@latest"},
+        {"host": "x" * 4097},
+        {"host": None},
+        {"versions": {"python": 3.11}},
+        {"git": {"commit": object()}},
+        {"id": "1"},
+    ],
+    ids="-".join,
+)
+def test_a_run_that_no_reader_would_take_is_refused_and_leaves_nothing(store, changes):
+    before = snapshot(store.path)
+    with pytest.raises(ConfigurationError):
+        store.write_run("new", run_record("new", **changes))
+    with store.claim("ant-ppo"), pytest.raises(ConfigurationError):
+        store.write_run("ant-ppo", run_record(**changes))
+    assert snapshot(store.path) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 2**63},
+        {"step": -1},
+        {"step": True},
+        {"step": 1.0},
+        {"parent": "ant-ppo@latest"},
+        {"kind": "rescue"},
+        {"metrics": {1: 2.0}},
+        {"versions": {"python": 3.11}},
+        {"versions": {"python": "x" * 5000}},
+        {"host": None},
+        {"kind": "rollback", "rollback": {"changes": nested(50_000)}},
+        {"kind": "rollback", "rollback": {"level": object()}},
+    ],
+    ids="-".join,
+)
+def test_a_commit_that_no_reader_would_take_is_refused_and_leaves_nothing(store, changes):
+    save(store, 1)
+    before = snapshot(store.path)
+    with pytest.raises(ConfigurationError):
+        store.commit("ant-ppo", replace(CommitDraft(None, 2), **changes), components())
+    assert snapshot(store.path) == before
+    assert save(store, 3).seq == 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    step=st.integers(),
+    host=st.text(),
+    metrics=st.dictionaries(st.text(), st.floats(), max_size=30),
+    versions=st.dictionaries(st.text(), st.text(), max_size=5),
+    reason=st.text(max_size=600),
+)
+def test_every_record_is_refused_or_read_back(step, host, metrics, versions, reason):
+    record = CommitRecord("a" * 32, "b" * 32, 1, None, "save", step, 1.5e9, metrics, versions=versions, host=host)
+    try:
+        data = record.to_bytes()
+    except ConfigurationError:
+        assert not 0 <= step < 2**63 or len(repr((metrics, versions, host))) > 500
+        return
+    assert len(data) <= 4096
+    assert repr(records.parse_commit(data, "p", seq=1)) == repr(record)  # NaN differs from itself, its text does not
+    tombstone = records.tombstone_of(record, pruned=1.6e9, reason=reason)
+    assert repr(records.parse_commit(tombstone.to_bytes(), "p", seq=1)) == repr(tombstone)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "kind"), [("x" * 4097, "a", "numpy"), ("a", "x" * 4097, "numpy"), ("a", "x", "k" * 201)]
+)
+def test_an_index_that_no_reader_would_take_is_refused_and_leaves_nothing(store, name, key, kind):
+    with store.claim("ant-ppo"):
+        save(store, 1)
+        before = snapshot(store.path / "runs" / "ant-ppo" / "checkpoints")
+        with pytest.raises(FormatError):
+            store.commit("ant-ppo", CommitDraft(None, 2), {name: Encoded({key: leaf(np.zeros(2), kind=kind)}, b"{}")})
+        assert snapshot(store.path / "runs" / "ant-ppo" / "checkpoints") == before
+        assert list((store.path / "tmp").iterdir()) == []
+        assert save(store, 3).seq == 2
 
 
 def test_an_unknown_run_is_an_error_with_the_near_names(store):
@@ -139,10 +255,12 @@ def test_checkpoints_are_numbered_in_the_order_of_commits(store):
         assert_same(store.read("ant-ppo", seq), components(seed))
 
 
-def test_a_commit_record_says_all_that_was_given(store):
+def test_a_commit_record_says_all_that_was_given(tmp_path):
+    store = StoreFiles.create(tmp_path / "store", new_id=lambda: "c" * 32)
+    store.write_run("ant-ppo", run_record())
     metrics = {"eval/return": math.nan, "best": math.inf, "loss": -0.0, "x": 0.1}
     draft = CommitDraft(
-        "b" * 32, 7, metrics, id="c" * 32, versions={"torch": "2.13.0"}, host="node-3", kind="rollback",
+        "b" * 32, 7, metrics, versions={"torch": "2.13.0"}, host="node-3", kind="rollback",
         rollback={"abandoned": "d" * 32, "level": 2, "changes": {"learning_rate": 1e-4}},
     )  # fmt: skip
     given = store.commit("ant-ppo", draft, components())
@@ -172,10 +290,10 @@ def test_single_components_and_leaves_are_read_alone(store):
     assert [leaf.path for leaf in index][:2] == ["envs/physics/qpos", "envs/physics/qvel"]
     (checkpoint_folder(store) / "hidden").rename(checkpoint_folder(store) / "state.h5")
     assert_same(store.read("ant-ppo", 1, ["agent"]), {"agent": components(4)["agent"]})
-    found = store.read_leaf("ant-ppo", 1, "agent/0/weight")
+    found = store.read_leaves("ant-ppo", 1, ["agent/0/weight"])["agent/0/weight"]
     assert (found.dtype, found.kind, found.data.dtype.str) == ("bfloat16", "torch", "<u2")
     with pytest.raises(LeafNotFoundError, match="physics/qpos"):
-        store.read_leaf("ant-ppo", 1, "envs/physics/qpo")
+        store.read_leaves("ant-ppo", 1, ["envs/physics/qpo"])
     with pytest.raises(LeafNotFoundError, match="envs, agent"):
         store.read("ant-ppo", 1, ["replay"])
 
@@ -256,9 +374,44 @@ def test_a_long_reason_is_cut_so_that_the_tombstone_fits(store):
     assert 100 < len(found.reason) < 1000
 
 
+def test_a_reason_is_cut_where_the_metrics_leave_no_room(store):
+    metrics = {f"eval/return of level {number}": number / 3 for number in range(75)}
+    store.commit("ant-ppo", CommitDraft(None, 1, metrics), components())
+    assert (checkpoint_folder(store) / "commit.json").stat().st_size > 3200
+    tombstone = store.prune("ant-ppo", 1, "ä" * 500)
+    assert (checkpoint_folder(store) / "commit.json").stat().st_size <= 4096
+    assert store.records("ant-ppo") == [tombstone]
+    assert tombstone.metrics == metrics
+    assert set(tombstone.reason) == {"ä"}
+
+
+def test_leftovers_that_cannot_be_removed_block_nobody(tmp_path):
+    class GuardedDisk(Disk):
+        """One folder belongs to somebody else."""
+
+        def unlink(self, path):
+            if path.parent == theirs:
+                raise PermissionError(errno.EACCES, "Permission denied")
+            super().unlink(path)
+
+    theirs = None
+    store = new_store(tmp_path / "store", disk=GuardedDisk())
+    here = processes.this_process()
+    dead = [processes.Process(here.host, here.boot_id, here.namespace, 2**22 + 5, start) for start in (1, 2, 3)]
+    folders = [store.path / "tmp" / process.token("00000000") for process in dead]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "state.h5").write_bytes(b"half a state")
+    theirs = folders[1]
+    with store.claim("ant-ppo"):
+        assert save(store).seq == 1
+        assert [folder for folder in folders if folder.exists()] == [theirs]
+        assert store.sweep() == []
+    assert StoreFiles.open(store.path).sweep() == [theirs.name]
+
+
 def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_stay(store):
     here = processes.this_process()
-    (store.path / "trash").mkdir()
     left = {
         "dead": processes.Process(here.host, here.boot_id, here.namespace, 2**22 + 5, 1),
         "rebooted": processes.Process(here.host, "0" * 32, 0, 1, 1),
@@ -267,7 +420,7 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_stay(store):
     }
     paths = {}
     for number, (name, process) in enumerate(left.items()):
-        paths[name] = store.path / ("trash" if name == "rebooted" else "tmp") / process.token(f"{number:08x}")
+        paths[name] = store.path / "tmp" / process.token(f"{number:08x}")
         (paths[name] / "inner").mkdir(parents=True)
         (paths[name] / "inner" / "state.h5").write_bytes(b"half a state")
     with store.claim("ant-ppo"):

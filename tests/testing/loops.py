@@ -120,14 +120,16 @@ def forgets_counter(store: simckpt.Store) -> None:
     run_loop(store, update, loop=simckpt.LoopState(step=0, weights=np.zeros(3)))
 
 
-def forgets_step(store: simckpt.Store) -> None:
-    step, loop = 0, simckpt.LoopState(updates=0)
-    with store.start("run") as run:
-        checkpointer = run.checkpointer({"loop": loop}, save_when=simckpt.EverySteps(1))
-        checkpointer.restore_latest()
-        while step < 40:
-            step += 10
-            checkpointer.step(step)
+def forgets_stride(store: simckpt.Store) -> None:
+    """Saves at 10, 30 and 60, from how many updates it has done."""
+    updates = 0
+
+    def stride(loop: simckpt.LoopState) -> None:
+        nonlocal updates
+        loop.step += 10 * updates
+        updates += 1
+
+    run_loop(store, stride)
 
 
 def renames_itself(store: simckpt.Store) -> None:

@@ -1,10 +1,10 @@
 """From the class of an object, or the name in a node, to its kind."""
 
 # what the methods of a kind do is said once, in `Kind`
+# ruff: noqa: D102
 
 from __future__ import annotations
 
-import enum
 import types
 from collections import OrderedDict, deque
 from typing import Any
@@ -14,10 +14,10 @@ import mujoco
 import numpy as np
 
 from simckpt.sim import resources
-from simckpt.sim.resources import Adapter
-from simckpt.sim.objects import arrays, containers, functions, generators, instances, tensors
-from simckpt.sim.objects.kind import PLAIN, Capture, Kind, Matching, Rebuild, Unsupported
+from simckpt.sim.objects import arrays, containers, functions, generators, instances, tensors, values
+from simckpt.sim.objects.kind import PLAIN, Capture, Kind, Matching, Rebuild
 from simckpt.sim.objects.layout import hidden_layout, static_lookup
+from simckpt.sim.resources import Adapter
 from simckpt.state.nodes import ObjectState
 from simckpt.state.walk import qualified_name
 
@@ -84,6 +84,7 @@ _BY_NAME: dict[str, Kind] = {
     **functions.BY_NAME,
     **generators.BY_NAME,
     **instances.BY_NAME,
+    **values.BY_NAME,
     **tensors.BY_NAME,
 }
 _BY_NODE: dict[type, Kind] = {
@@ -140,8 +141,8 @@ def _classify_values(cls: type) -> Kind | None:
     if issubclass(cls, np.generic) and cls.__module__ == "numpy":
         PLAIN.add(cls)
         return _RECORDS
-    if issubclass(cls, enum.Enum) or (cls.__module__.startswith("mujoco") and hasattr(cls, "__members__")):
-        return instances.BY_NAME[instances.ENUM]
+    if values.is_enum(cls):
+        return values.BY_NAME[values.ENUM]
     if issubclass(cls, np.dtype):
         return arrays.BY_NAME[arrays.DTYPE]
     if issubclass(cls, generators.CLASSES):
@@ -151,8 +152,8 @@ def _classify_values(cls: type) -> Kind | None:
         return generators.GENERATORS
     if issubclass(cls, mujoco.MjData):
         return _PHYSICS
-    if cls in instances.IMMUTABLES or cls.__module__ == "datetime":
-        return instances.BY_NAME[instances.IMMUTABLE]
+    if cls in values.IMMUTABLES:
+        return values.BY_NAME[values.IMMUTABLE]
     if issubclass(cls, type) or cls.__module__ in ("typing", "types") or cls is np.ufunc:
         return functions.REFERENCES
     if cls.__name__ in ("_lru_cache_wrapper", "cython_function_or_method"):
@@ -238,4 +239,3 @@ def kind_of_node(node: Any, find_class: Any) -> Kind | None:
         return kind if isinstance(kind, wanted) else None
     found = _BY_NODE.get(type(node))
     return found if found is not None else tensors.kind_of(type(node))
-

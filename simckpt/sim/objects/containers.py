@@ -356,7 +356,7 @@ class TypedArrayKind(Kind):
 
 
 class RefusedKind(Kind):
-    """Objects that are neither state nor handles."""
+    """Objects that are neither state nor resources."""
 
     def __init__(self, type_name: str, reason: str) -> None:
         self.type_name = type_name

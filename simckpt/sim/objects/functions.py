@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import collections
 import functools
+import gc
 import hashlib
 import itertools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from simckpt.sim.objects.kind import (
@@ -57,7 +58,11 @@ class ReferenceKind(Kind):
         return None
 
     def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
-        return self._find(rebuild.matching, node, live)
+        found = self._find(rebuild.matching, node, live)
+        if isinstance(found, types.FunctionType):
+            # a function is a reference only while it carries nothing
+            _drop_attributes(found, ())
+        return found
 
     def _find(self, matching: Matching, node: Any, live: Any) -> Any:
         return matching.find_reference(node.attributes["name"], node.attributes["code"], live)
@@ -120,8 +125,13 @@ class FunctionKind(Kind):
             new = rebuild.value(node.attributes["defaults"], target.__defaults__)
             if new is not target.__defaults__:
                 target.__defaults__ = new
+        elif target.__defaults__:
+            target.__defaults__ = None
         if "kwdefaults" in node.attributes:
             target.__kwdefaults__ = rebuild.value(node.attributes["kwdefaults"], target.__kwdefaults__)
+        elif target.__kwdefaults__:
+            target.__kwdefaults__ = None
+        _drop_attributes(target, node.attributes.get("attributes", {}))
         for name, child in node.attributes.get("attributes", {}).items():
             target.__dict__[name] = rebuild.value(child, target.__dict__.get(name, MISSING))
 
@@ -272,33 +282,23 @@ class WeakKind(Kind):
 
 
 class ProxyKind(Kind):
-    """types.MappingProxyType and the views of a dict: kept where the content is right, else made of a new dict."""
+    """types.MappingProxyType and the views of a dict: views again of the mapping that they show."""
 
     mutable = False
 
     def capture(self, run: Capture, value: Any) -> Any:
         content = _viewed(value)
-        # a temporary object must outlive the memo that knows it by id
-        run.kept.append(content)
+        if isinstance(content, dict) and "__module__" in content and "__doc__" in content:
+            raise Unsupported(qualified_name(type(value)), "it shows the attributes of a class; hold the class instead")
         return ObjectState(PROXY, {"class": type(value).__name__, "content": run.child(content, "mapping")})
 
     def children(self, node: Any, live: Any) -> Iterator[Child]:
-        current = _viewed(live) if type(live) in _VIEWS else {}
-        content = node.attributes["content"]
-        for key, child in content.items() if isinstance(content, dict) else ():
-            yield f"[{key!r}]", child, current.get(key, MISSING)
-
-    def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
-        if not isinstance(node.attributes["content"], dict):
-            return "is a view of a dict with keys that cannot be restored"
-        return None
+        yield "mapping", node.attributes["content"], _viewed(live) if type(live) in _VIEWS else MISSING
 
     def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
-        current = _viewed(live) if type(live) in _VIEWS else {}
-        content = node.attributes["content"]
-        wanted = {key: rebuild.value(child, current.get(key, MISSING)) for key, child in content.items()}
-        unchanged = list(current) == list(wanted) and all(_identical(current[key], wanted[key]) for key in wanted)
-        if unchanged and type(live).__name__ == node.attributes["class"]:
+        current = _viewed(live) if type(live) in _VIEWS else MISSING
+        wanted = rebuild.value(node.attributes["content"], current)
+        if current is wanted and type(live).__name__ == node.attributes["class"]:
             return live
         for kind in ("values", "keys", "items"):
             if node.attributes["class"].endswith(f"_{kind}"):
@@ -312,9 +312,10 @@ _VIEWS: tuple[type, ...] = (
 )
 
 
-def _viewed(value: Any) -> dict[Any, Any]:
-    """Returns a copy of the dict behind a view."""
-    return dict(value if isinstance(value, types.MappingProxyType) else value.mapping)
+def _viewed(value: Any) -> Any:
+    """Returns the live mapping behind a view: a dict that others may hold as well stays the one that is seen."""
+    # nothing in Python hands it out, but it is the one object that the view refers to
+    return gc.get_referents(value)[0]
 
 
 def reference_name(value: Any) -> str:
@@ -350,6 +351,12 @@ def static_function(cls: type, name: str) -> Any:
 def _carries_state(function: types.FunctionType) -> bool:
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     return bool(function.__closure__ or function.__dict__ or any(type(item) not in PLAIN for item in defaults))
+
+
+def _drop_attributes(function: types.FunctionType, wanted: Collection[str]) -> None:
+    """Removes the attributes that a function got after it was captured."""
+    for name in [name for name in function.__dict__ if name not in wanted and name != "__wrapped__"]:
+        del function.__dict__[name]
 
 
 def _content(cell: Any) -> Any:

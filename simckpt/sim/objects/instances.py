@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import enum
 import time
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from simckpt.errors import UnsupportedStateError
-from simckpt.sim.resources import Adapter, clock_attributes, is_moved_path, skipped_attributes
 from simckpt.sim.objects import containers
 from simckpt.sim.objects.arrays import ARRAYS
 from simckpt.sim.objects.kind import (
@@ -31,14 +27,13 @@ from simckpt.sim.objects.kind import (
     Unsupported,
 )
 from simckpt.sim.objects.layout import own_attributes, read_slot, slots_of
+from simckpt.sim.resources import Adapter, clock_attributes, is_moved_path, skipped_attributes
 from simckpt.state.nodes import ELAPSED, ObjectState
 from simckpt.state.tree import copy_tree
 from simckpt.state.walk import qualified_name
 
 RESOURCE = "simckpt.resource"
 PROTOCOL = "simckpt.protocol"
-ENUM = "simckpt.enum"
-IMMUTABLE = "simckpt.immutable"
 CLOCK = ELAPSED
 # prefix of attributes that lie on the class and not on the object
 CLASS = "class."
@@ -230,7 +225,7 @@ class ObjectKind(Kind):
 
 
 def _stays(rebuild: Rebuild, value: Any) -> bool:
-    """Whether a live attribute that the state does not have is kept: handles are (a window that was opened since)."""
+    """Whether a live attribute that the state does not have is kept: resources are (a window that was opened since)."""
     node = rebuild.matching.live_node(value)
     return isinstance(node, ObjectState) and node.type_name == RESOURCE
 
@@ -297,75 +292,6 @@ class ProtocolKind(Kind):
             rebuild.value(node.attributes["inner"], target.__dict__[self.inner])
 
 
-class EnumKind(Kind):
-    """Members of enums, Python's and mujoco's."""
-
-    mutable = False
-
-    def capture(self, run: Capture, value: Any) -> Any:
-        name = value.name if value.name is not None else ""
-        number = value.value if isinstance(value.value, int | str) else None
-        return ObjectState(ENUM, {"class": qualified_name(type(value)), "name": name, "value": number})
-
-    def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
-        if self._find(matching, node, live) is None:
-            return f"is {node.attributes['class']}.{node.attributes['name']}, which the live program does not have"
-        return None
-
-    def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
-        return self._find(rebuild.matching, node, live)
-
-    def _find(self, matching: Matching, node: Any, live: Any) -> Any:
-        cls: Any = type(live)
-        if qualified_name(cls) != node.attributes["class"]:
-            cls = matching.find_class(node.attributes["class"])
-        members = getattr(cls, "__members__", {})
-        if node.attributes["name"] in members:
-            return members[node.attributes["name"]]
-        if cls is not None and issubclass(cls, enum.Flag) and isinstance(node.attributes["value"], int):
-            return cls(node.attributes["value"])
-        return None
-
-
-class ImmutableKind(Kind):
-    """Values of the standard library that a text tells completely."""
-
-    mutable = False
-    parsers: ClassVar[dict[str, Callable[[str], Any]]] = {
-        "datetime.datetime": datetime.datetime.fromisoformat,
-        "datetime.date": datetime.date.fromisoformat,
-        "datetime.time": datetime.time.fromisoformat,
-        "datetime.timedelta": lambda text: datetime.timedelta(
-            **dict(zip(("days", "seconds", "microseconds"), map(int, text.split()), strict=True))
-        ),
-        "decimal.Decimal": decimal.Decimal,
-        "range": lambda text: range(*map(int, text.split())),
-        "ellipsis": lambda text: ...,
-        "NotImplementedType": lambda text: NotImplemented,
-    }
-
-    def capture(self, run: Capture, value: Any) -> Any:
-        return ObjectState(IMMUTABLE, {"class": qualified_name(type(value)), "text": _text(value)})
-
-    def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
-        if node.attributes["class"] not in self.parsers:
-            return f"is a {node.attributes['class']}, which this version does not know"
-        return None
-
-    def make(self, rebuild: Rebuild, node: Any, live: Any) -> Any:
-        if qualified_name(type(live)) == node.attributes["class"] and _text(live) == node.attributes["text"]:
-            return live
-        return self.parsers[node.attributes["class"]](node.attributes["text"])
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, datetime.timedelta):
-        return f"{value.days} {value.seconds} {value.microseconds}"
-    if isinstance(value, range):
-        return f"{value.start} {value.stop} {value.step}"
-    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
-
-
 class ClockKind(Kind):
     """Marks of `time.perf_counter()`: the time passed since is kept, for another process has another clock."""
 
@@ -395,26 +321,7 @@ def elapsed_since(mark: Any) -> Any:
     return ObjectState(RESOURCE, {"class": "clock"})
 
 
-class PathKind(ResourceKind):
-    """Paths on this machine."""
-
-    def __init__(self) -> None:
-        super().__init__(PATH)
-
-
 BY_NAME: dict[str, Kind] = {
     RESOURCE: ResourceKind(RESOURCE),
-    PATH: PathKind(),
-    ENUM: EnumKind(),
-    IMMUTABLE: ImmutableKind(),
     CLOCK: ClockKind(),
 }
-IMMUTABLES: tuple[type, ...] = (
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    decimal.Decimal,
-    range,
-    type(...),
-    type(NotImplemented),
-)

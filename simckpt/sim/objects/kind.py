@@ -130,7 +130,7 @@ class Capture:
         """Returns the node of any value.
 
         Raises:
-            Unsupported: it, or something in it, is neither state nor a known handle.
+            Unsupported: it, or something in it, is neither state nor a known resource.
         """
         cls = type(value)
         if cls in PLAIN:

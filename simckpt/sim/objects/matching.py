@@ -16,6 +16,7 @@ from simckpt.sim.objects.classify import PHYSICS, kind_of_node
 from simckpt.sim.objects.functions import code_digest, reference_name
 from simckpt.sim.objects.instances import RESOURCE, ObjectKind
 from simckpt.sim.objects.kind import MISSING, PLAIN, Capture, Kind, MemoryMap
+from simckpt.state.compare import differences
 from simckpt.state.nodes import ObjectState
 from simckpt.state.walk import qualified_name
 
@@ -193,7 +194,8 @@ class GraphMatching:
             wanted = node.attributes.get("class", node.type_name) if isinstance(node, ObjectState) else type(node)
             return f"is a {wanted} in the state, {_describe(live)} in the live env"
         if not kind.mutable:
-            return kind.problem(self, node, live)
+            problem = kind.problem(self, node, live)
+            return None if problem is not None and self._is_equal(node, live) else problem
         if partner is not MISSING:
             return None
         if isinstance(kind, ObjectKind):
@@ -204,6 +206,11 @@ class GraphMatching:
             shape = f"{live.dtype}{live.shape}" if isinstance(live, np.ndarray) else _describe(live)
             return f"is {node.dtype}{node.shape} in the state, {shape} in the live space"
         return kind.problem(self, node, live)
+
+    def _is_equal(self, node: Any, live: Any) -> bool:
+        """Whether the live value is the saved one already: then it need not be built."""
+        as_captured = MISSING if live is MISSING else self.live_node(live)
+        return as_captured is not MISSING and not differences(as_captured, node)
 
 
 def _describe(live: Any) -> str:
@@ -226,4 +233,3 @@ def held_by_pairing(matching: GraphMatching) -> Counter[int]:
 def is_left_alone(node: Any) -> bool:
     """Returns whether a node stands for something that a restore does not touch."""
     return isinstance(node, ObjectState) and node.type_name == RESOURCE
-
