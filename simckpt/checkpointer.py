@@ -80,6 +80,8 @@ class Checkpointer:
         # component -> paths of its leaves, and the texts that explain them
         self._explained: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {}
         restore.rehearse(self._bound)
+        self._head: str | None = None
+        self._line: list[Checkpoint] = []
         damaged = self._read_line()
         self._must_restore = bool(self._head or damaged)
         self._last_step = 0
@@ -214,7 +216,7 @@ class Checkpointer:
         """Reads which commit is the head and which checkpoints are on its line; returns the damaged records."""
         damaged: dict[int, StoreError] = {}
         records = self._files.records(self._run.name, damaged=damaged)
-        self._head: str | None = records[-1].id if records else None
+        self._head = records[-1].id if records else None
         # kept, for reading them anew takes longer with each save
         self._line = self._run.checkpoints(damaged={})
         return damaged

@@ -373,3 +373,21 @@ def test_senseless_metrics_are_refused_at_any_step(store, metrics: object) -> No
 def test_a_metric_without_a_value_yet_is_left_out(store) -> None:
     _, checkpointer = start(store, {"counter": Counter()})
     assert checkpointer.step(10, {"return": None, "loss": 1.0}).metrics == {"loss": 1.0}
+
+
+def test_an_interrupt_right_after_the_commit_leaves_the_commit_as_the_head(store, monkeypatch) -> None:
+    run, checkpointer = start(store, {"counter": Counter()})
+    checkpointer.save(1)
+    files = checkpointer._files
+    commit = files.commit
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        commit(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "commit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpointer.save(2)
+    monkeypatch.undo()
+    checkpointer.save(3)
+    assert [checkpoint.step for checkpoint in run.checkpoints()] == [1, 2, 3]
