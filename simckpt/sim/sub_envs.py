@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 import numpy as np
@@ -189,6 +191,9 @@ class AsyncSubEnvs:
         self._models: dict[str, Any] = {}
         self._refuse_foreign_workers()
         self._open()
+        # at exit multiprocessing sends its daemons SIGTERM, which these ignore, and waits for them: so their pipes are
+        # closed first, also where an exception or Ctrl-C left the vector env open
+        Finalize(envs, _hang_up, args=(list(envs.parent_pipes),), exitpriority=0)
 
     def _refuse_foreign_workers(self) -> None:
         # gymnasium's own worker answers this with two booleans and is none the worse for it
@@ -375,6 +380,12 @@ def part(state: Mapping[str, Any]) -> list[SubEnvState]:
         )
         for i in range(count)
     ]
+
+
+def _hang_up(pipes: Sequence[Connection]) -> None:
+    """Closes this process's ends of the workers' pipes; in a forked child it is not called."""
+    for pipe in pipes:
+        pipe.close()
 
 
 def _join_streams(states: Sequence[SubEnvState]) -> Any:

@@ -7,12 +7,16 @@ import fractions
 import pathlib
 import re
 import string
+import types
 import uuid
 import zoneinfo
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from simckpt.errors import StateMismatchError
+from simckpt.sim.environment import EnvHandle
 from simckpt.sim.python_state import GraphWalker
 from simckpt.state.tree import decode, encode
 
@@ -107,3 +111,24 @@ def test_members_of_enums_are_found_in_the_whole_graph_and_in_loaded_modules():
     state.attributes["x"].attributes["class"] = "collections.OrderedDict"
     with pytest.raises(StateMismatchError, match="which the live program does not have"):
         GraphWalker("env").apply(state, Thing(x=None))
+
+
+def test_namespaces_are_objects_like_any_other():
+    class Namespaced(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (1,))
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self):
+            self.memory = types.SimpleNamespace(x=0)
+
+        def step(self, action):
+            self.memory.x += action
+            return np.zeros(1, np.float32), float(self.memory.x), False, False, {}
+
+    source, target = Namespaced(), Namespaced()
+    source.step(5)
+    memory = target.memory
+    state = EnvHandle(source).capture()
+    EnvHandle(target).apply(state)
+    assert target.memory is memory
+    assert target.step(1)[1] == 6.0

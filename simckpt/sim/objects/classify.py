@@ -154,12 +154,12 @@ def _classify_values(cls: type) -> Kind | None:
         return _PHYSICS
     if cls in values.IMMUTABLES:
         return values.BY_NAME[values.IMMUTABLE]
+    if cls is types.SimpleNamespace:
+        return instances.ObjectKind(cls)
     if issubclass(cls, type) or cls.__module__ in ("typing", "types") or cls is np.ufunc:
         return functions.REFERENCES
     if cls.__name__ in ("_lru_cache_wrapper", "cython_function_or_method"):
         return functions.REFERENCES
-    if cls is types.SimpleNamespace:
-        return instances.ObjectKind(cls)
     if cls is object:
         return SentinelKind("object")
     return tensors.kind_of(cls)

@@ -194,6 +194,9 @@ class GraphMatching:
             wanted = node.attributes.get("class", node.type_name) if isinstance(node, ObjectState) else type(node)
             return f"is a {wanted} in the state, {_describe(live)} in the live env"
         if not kind.mutable:
+            if is_left_alone(node) and isinstance(live, _NEVER_BUILT) and not is_left_alone(self.live_node(live)):
+                # a wrapper between what the state ends at and the live one would keep its own state
+                return f"is where the state ends ({node.attributes.get('class')}), {_describe(live)} in the live env"
             problem = kind.problem(self, node, live)
             return None if problem is not None and self._is_equal(node, live) else problem
         if partner is not MISSING:
