@@ -76,7 +76,9 @@ def test_nan_is_no_conflict_with_itself() -> None:
     assert math.isnan(configuration.in_force({"a": math.nan}, {"a": math.nan}, defaults={}, free=(), run="r")["a"])
 
 
-@pytest.mark.parametrize("value", [Path("x"), np.zeros(2), {1: 2}, object(), {"a": {3: 4}}], ids=repr)
+@pytest.mark.parametrize(
+    "value", [Path("x"), np.zeros(2), {1: 2}, object(), {"a": {3: 4}}], ids=lambda value: type(value).__name__
+)
 def test_a_value_that_json_cannot_hold_is_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigurationError, match="'weird'"):
         configuration.values_of({"weird": value})

@@ -344,7 +344,7 @@ def unreadable(monkeypatch, *names):
         ("state.h5", lambda store: store.verify("ant-ppo", 1)),
         ("events.jsonl", lambda store: store.events("ant-ppo")),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_stays_unreadable_is_damage(store, monkeypatch, name, read):
     store.log_event("ant-ppo", {"event": "test"})
