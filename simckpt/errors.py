@@ -2,7 +2,7 @@
 
     SimckptError
     ├── CaptureError               the live state cannot be captured: change the program
-    │   └── UnsupportedStateError    (TypeError)   an object that is neither state nor a known handle
+    │   └── UnsupportedStateError    (TypeError)   an object that is neither state nor a known resource
     ├── RestoreError               the live objects did not take the state and are as they were
     │   └── StateMismatchError       (ValueError)  other keys, shapes, dtypes, classes or models than the checkpoint's
     ├── HalfRestoredError          a restore failed and could not be undone: build these components anew
@@ -68,7 +68,7 @@ class CaptureError(SimckptError):
 
 
 class UnsupportedStateError(CaptureError, TypeError):
-    """An object in the state is neither state nor a known handle.
+    """An object in the state is neither state nor a known resource.
 
     Attributes:
         path: where the object was found, such as `envs/env_0/unwrapped/_socket`.

@@ -132,3 +132,53 @@ def test_namespaces_are_objects_like_any_other():
     EnvHandle(target).apply(state)
     assert target.memory is memory
     assert target.step(1)[1] == 6.0
+
+
+class Keyed:
+    """Hashes by what it holds, which a restore changes in place."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return hash(self.number)
+
+    def __eq__(self, other):
+        return isinstance(other, Keyed) and self.number == other.number
+
+
+def test_dicts_and_sets_of_objects_that_hash_by_their_attributes_find_them_after_a_restore():
+    class Holder(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (1,))
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self, numbers):
+            self.by_key = {Keyed(number): number for number in numbers}
+            self.elements = {Keyed(number) for number in numbers}
+
+    source, target = Holder([1, 2, 3]), Holder([7, 8, 9])
+    EnvHandle(target).apply(EnvHandle(source).capture())
+    assert [target.by_key[Keyed(number)] for number in (1, 2, 3)] == [1, 2, 3]
+    assert all(Keyed(number) in target.elements for number in (1, 2, 3))
+    assert Keyed(7) not in target.by_key
+    assert Keyed(7) not in target.elements
+
+
+def test_a_set_whose_order_cannot_be_brought_back_is_told():
+    class Holder(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (1,))
+        action_space = gym.spaces.Discrete(2)
+
+        def __init__(self):
+            self.elements = set()
+
+    source, target = Holder(), Holder()
+    # a large table that was emptied again keeps its size, and with it another order
+    source.elements.update(range(100))
+    source.elements.difference_update(range(100))
+    source.elements.update([64, 1, 33])
+    assert list(source.elements) == [1, 33, 64]
+    assert list({64, 1, 33}) == [64, 1, 33]
+    with pytest.warns(UserWarning, match="another order"):
+        EnvHandle(target).apply(EnvHandle(source).capture())
+    assert target.elements == source.elements

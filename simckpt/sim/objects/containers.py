@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import array
+import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
@@ -74,14 +75,15 @@ class DictKind(Kind):
 
     def fill(self, rebuild: Rebuild, node: Any, target: Any) -> None:
         if isinstance(node, dict):
-            wanted = [(key, rebuild.value(child, target.get(key, MISSING))) for key, child in node.items()]
-        else:
-            current = list(target.items())
-            wanted = []
-            for index, (key, child) in enumerate(node.items):
-                live = current[index] if index < len(current) else (MISSING, MISSING)
-                wanted.append((rebuild.value(key, live[0]), rebuild.value(child, live[1])))
-        fill_dict(target, wanted)
+            fill_dict(target, [(key, rebuild.value(child, target.get(key, MISSING))) for key, child in node.items()])
+            return
+        current = list(target.items())
+        wanted = []
+        for index, (key, child) in enumerate(node.items):
+            live = current[index] if index < len(current) else (MISSING, MISSING)
+            wanted.append((rebuild.value(key, live[0]), rebuild.value(child, live[1])))
+        # keys are filled in place: their hashes may have changed under the dict
+        _refill_dict(target, wanted)
 
 
 def fill_dict(target: Any, wanted: list[tuple[Any, Any]]) -> None:
@@ -96,6 +98,10 @@ def fill_dict(target: Any, wanted: list[tuple[Any, Any]]) -> None:
             if not same(old, new):
                 dict.__setitem__(target, key, new)
         return
+    _refill_dict(target, wanted)
+
+
+def _refill_dict(target: Any, wanted: list[tuple[Any, Any]]) -> None:
     # OrderedDict keeps an order of its own, which only its own methods change
     owner = OrderedDict if isinstance(target, OrderedDict) else dict
     owner.clear(target)
@@ -276,11 +282,22 @@ class SetKind(Kind):
     def fill(self, rebuild: Rebuild, node: Any, target: Any) -> None:
         current = list(set.__iter__(target))
         wanted = _set_values(rebuild, node, current)
-        if len(current) == len(wanted) and all(map(same, current, wanted)):
+        plain = all(type(item) in PLAIN for item in wanted)
+        # objects are filled in place: their hashes may have changed under the set
+        if plain and len(current) == len(wanted) and all(map(same, current, wanted)):
             return
-        set.clear(target)
-        for item in wanted:
-            set.add(target, item)
+        for order in (wanted, wanted[::-1]):
+            set.clear(target)
+            for item in order:
+                set.add(target, item)
+            if all(map(same, set.__iter__(target), wanted)):
+                return
+        if plain and not any(isinstance(item, str | bytes) for item in wanted):
+            warnings.warn(
+                f"a restored set of {len(wanted)} elements iterates in another order than the saved one, whose order "
+                "came from its history; an env that depends on it should keep a list or a dict",
+                stacklevel=2,
+            )
 
 
 class FrozensetKind(Kind):
