@@ -115,7 +115,10 @@ class FunctionKind(Kind):
             yield name, child, MISSING if live is MISSING else live.__dict__.get(name, MISSING)
 
     def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
-        return f"is the function {node.attributes['name']}, which the live env does not have at this place"
+        return (
+            f"is the function {node.attributes['name']}, which the live env does not have at this place; if a reset or a "
+            "step makes it, let that happen before the restore"
+        )
 
     def fill(self, rebuild: Rebuild, node: Any, target: types.FunctionType) -> None:
         cells = dict(zip(target.__code__.co_freevars, target.__closure__ or (), strict=True))
