@@ -116,8 +116,8 @@ class FunctionKind(Kind):
 
     def problem(self, matching: Matching, node: Any, live: Any) -> str | None:
         return (
-            f"is the function {node.attributes['name']}, which the live env does not have at this place; if a reset or a "
-            "step makes it, let that happen before the restore"
+            f"is the function {node.attributes['name']}, which the live env does not have at this place; if a reset "
+            "or a step makes it, let that happen before the restore"
         )
 
     def fill(self, rebuild: Rebuild, node: Any, target: types.FunctionType) -> None:
