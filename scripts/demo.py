@@ -40,7 +40,7 @@ def watch(training: Training, store: Path, run: str, progress: Progress, *, unti
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--env-id", default="Hopper-v5")
-    parser.add_argument("--total-steps", type=int, default=100_000)
+    parser.add_argument("--total-steps", type=int, default=60_000)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--store", type=Path, help="a new folder for the store; a temporary one by default")
     args = parser.parse_args()
