@@ -40,7 +40,7 @@ def watch(training: Training, store: Path, run: str, progress: Progress, *, unti
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--env-id", default="Hopper-v5")
-    parser.add_argument("--total-steps", type=int, default=60_000)
+    parser.add_argument("--total-steps", type=int, default=40_000)
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--store", type=Path, help="a new folder for the store; a temporary one by default")
     args = parser.parse_args()
@@ -48,10 +48,10 @@ def main() -> None:
     console = Console()
     store = args.store or Path(tempfile.mkdtemp(prefix="simckpt-demo-")) / "store"
     flags = ["--env-id", args.env_id, "--num-envs", "4", "--vectorization", "async", "--rollout-steps", "256"]
-    flags += ["--total-steps", str(args.total_steps), "--save-every", "5000", "--eval-every", "20000"]
+    flags += ["--total-steps", str(args.total_steps), "--save-every", "4000", "--eval-every", "20000"]
     rng = random.Random(0)
     places = sorted(rng.uniform(0.1, 0.9) * args.total_steps for _ in range(args.kills))
-    console.print(f"Two runs of PPO on {args.env_id}, {args.total_steps:,} steps each, saved every 5,000 steps.")
+    console.print(f"Two runs of PPO on {args.env_id}, {args.total_steps:,} steps each, saved every 4,000 steps.")
     console.print("One is left alone; the other is killed with SIGKILL and started again by the same command:")
     console.print(
         "  python " + " ".join(["scripts/train_ppo.py", *flags, "--run", "killed"]), style="dim", soft_wrap=True
