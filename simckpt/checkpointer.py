@@ -22,7 +22,8 @@ from simckpt.errors import (
     UpkeepWarning,
 )
 from simckpt.policies import CheckpointFacts, KeepAll, KeepPolicy, Moment, SavePolicy
-from simckpt.storage import CommitDraft
+from simckpt.run import ancestry
+from simckpt.storage import CommitDraft, CommitRecord
 from simckpt.storage.names import encode_part
 
 if TYPE_CHECKING:
@@ -218,7 +219,11 @@ class Checkpointer:
         records = self._files.records(self._run.name, damaged=damaged)
         self._head = records[-1].id if records else None
         # kept, for reading them anew takes longer with each save
-        self._line = self._run.checkpoints(damaged={})
+        self._line = [
+            Checkpoint(self._files, self._run.name, record)
+            for record in ancestry(records)
+            if isinstance(record, CommitRecord)
+        ]
         return damaged
 
     def _explain(self, encoded: Mapping[str, state.Encoded]) -> dict[str, dict[str, str]]:

@@ -78,8 +78,6 @@ def in_force(
     Raises:
         ConfigurationError: the wishes that contradict the run, all of them.
     """
-    if isinstance(free, str):
-        raise ConfigurationError(f"free is a set of keys such as {{{free!r}}}, got a string", keys=["free"])
     allowed = set(free)
     merged, conflicts = dict(saved), []
     for key, value in given.items():

@@ -128,7 +128,7 @@ class Run:
         """
         records = self._files.records(self.name, damaged=damaged)
         if not abandoned:
-            records = _ancestry(records)
+            records = ancestry(records)
         return [Checkpoint(self._files, self.name, record) for record in records if isinstance(record, CommitRecord)]
 
     def latest(self) -> Checkpoint:
@@ -213,7 +213,7 @@ def _wished(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
     return {key for key, value in given.items() if key not in defaults or defaults[key] != value}
 
 
-def _ancestry(records: list[CommitRecord | TombstoneRecord]) -> list[CommitRecord | TombstoneRecord]:
+def ancestry(records: list[CommitRecord | TombstoneRecord]) -> list[CommitRecord | TombstoneRecord]:
     """Returns the newest record and all it descends from, oldest first; pruned ones still carry the line."""
     by_id = {record.id: record for record in records}
     line: list[CommitRecord | TombstoneRecord] = []

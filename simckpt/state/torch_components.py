@@ -80,7 +80,27 @@ def _set_attributes(module: torch.nn.Module, saved: dict[str, Any]) -> None:
         vars(module)[name] = copy_tree(value)
 
 
-class ModuleHandle:
+class _ComparedHandle:
+    """Compares a state with the live object before anything changes, for torch's own loading raises halfway."""
+
+    name: str
+    what: str
+
+    def validate(self, state: Any) -> None:
+        """Compares keys, classes, groups, shapes and dtypes, as far as the object has them."""
+        try:
+            problems = self._problems(state)
+        except (KeyError, TypeError, AttributeError) as error:
+            problems = [f"the state is not one of {self.what}: {type(error).__name__}: {error}"]
+        if problems:
+            raise mismatch(self.name, problems)
+
+    def _problems(self, state: Any) -> list[str]:
+        """Returns what does not fit; a state that is none at all may raise KeyError, TypeError or AttributeError."""
+        raise NotImplementedError
+
+
+class ModuleHandle(_ComparedHandle):
     """The handle of a module.
 
     Its state is `state_dict()` (extra state included), buffers that are not persistent, `training` of each submodule,
@@ -114,15 +134,6 @@ class ModuleHandle:
     def attributes(self, paths: Iterable[str]) -> Attributes:
         """Returns texts that explain the state in a file."""
         return explain_module(self.module, paths)
-
-    def validate(self, state: Any) -> None:
-        """Compares keys, shapes and dtypes: torch's own loading raises only after it has changed the first layers."""
-        try:
-            problems = self._problems(state)
-        except (KeyError, TypeError, AttributeError) as error:
-            problems = [f"the state is not one of {self.what}: {type(error).__name__}: {error}"]
-        if problems:
-            raise mismatch(self.name, problems)
 
     def _problems(self, state: Any) -> list[str]:
         if not _is_object(state, "training", "requires_grad", "not_persistent", "attributes") or not isinstance(
@@ -204,7 +215,7 @@ def _key_problems(live: dict[str, Any], saved: dict[str, Any], what: str = "") -
     return problems + [f"{what}{key}: only in the checkpoint" for key in saved if key not in live]
 
 
-class OptimizerHandle:
+class OptimizerHandle(_ComparedHandle):
     """The handle of an optimizer. Parameters belong to the module; their shapes and dtypes are kept for the check."""
 
     what = "an optimizer"
@@ -229,15 +240,6 @@ class OptimizerHandle:
     def attributes(self, paths: Iterable[str]) -> Attributes:
         """Returns texts that explain the state in a file."""
         return explain_optimizer(self.optimizer, paths)
-
-    def validate(self, state: Any) -> None:
-        """Compares the class, the groups, and the shapes and dtypes of the parameters."""
-        try:
-            problems = self._problems(state)
-        except (KeyError, TypeError, AttributeError) as error:
-            problems = [f"the state is not one of {self.what}: {type(error).__name__}: {error}"]
-        if problems:
-            raise mismatch(self.name, problems)
 
     def _problems(self, state: Any) -> list[str]:
         if (
