@@ -15,13 +15,36 @@ MAX_LINES = 500
 LAYERS = [
     {"errors"},
     {"state"},
-    {"storage", "sim", "policies"},
-    {"run", "store", "checkpoint", "restore", "comparison", "configuration", "provenance", "suggest"},
-    {"checkpointer"},
+    {"storage", "sim", "replay", "policies"},
+    {
+        "run",
+        "store",
+        "checkpoint",
+        "restore",
+        "comparison",
+        "configuration",
+        "provenance",
+        "suggest",
+        "catalog",
+        "query",
+    },
+    {"checkpointer", "background", "signals"},
     {"cli", "testing"},
     {"__main__"},
 ]
-SEPARATE = [("storage", "sim"), ("sim", "storage"), ("policies", "storage"), ("policies", "sim"), ("policies", "state")]
+SEPARATE = [
+    ("storage", "sim"),
+    ("sim", "storage"),
+    ("policies", "storage"),
+    ("policies", "sim"),
+    ("policies", "state"),
+    ("policies", "replay"),
+    ("replay", "storage"),
+    ("replay", "sim"),
+    ("replay", "policies"),
+    ("storage", "replay"),
+    ("sim", "replay"),
+]
 # the one door upward: users call run.checkpointer(...), and the checkpointer needs the run
 UPWARD = {("run", "checkpointer")}
 DOORS = {
@@ -29,6 +52,10 @@ DOORS = {
     "xxhash": {"storage"},
     "mujoco": {"sim"},
     "gymnasium": {"sim"},
+    "stable_baselines3": {"replay"},
+    "torchrl": {"replay"},
+    "tensordict": {"replay"},
+    "sqlite3": {"catalog"},
     "pickle": {"sim"},
     "typer": {"cli"},
     "rich": {"cli"},

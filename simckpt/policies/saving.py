@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from simckpt.errors import ConfigurationError
@@ -15,6 +16,10 @@ class SavePolicy(ABC):
     @abstractmethod
     def decide(self, moment: Moment) -> Decision:
         """Returns whether a save is due at this moment, and why."""
+
+    def remember(self, moment: Moment) -> Mapping[str, float]:
+        """Returns what the policy wants to find in `Moment.memory` after a save at this moment, by names of its own."""
+        return {}
 
     def __or__(self, other: SavePolicy) -> SavePolicy:
         return AnyOf((self, other))

@@ -2,6 +2,8 @@
 
 from simckpt.state.compare import Difference, compare_leaves, differences, encoded_differences, outline
 from simckpt.state.components import Handle, attributes_of, handle_for
+from simckpt.state.leaf import LogLeaf, Piece
+from simckpt.state.logs import LogColumn, LogHandle
 from simckpt.state.loop import LoopState
 from simckpt.state.nodes import ObjectState
 from simckpt.state.registry import register_container, register_leaf
@@ -14,8 +16,12 @@ __all__ = [
     "Encoded",
     "Handle",
     "Leaf",
+    "LogColumn",
+    "LogHandle",
+    "LogLeaf",
     "LoopState",
     "ObjectState",
+    "Piece",
     "RNGStreams",
     "attributes_of",
     "compare_leaves",

@@ -24,3 +24,37 @@ class Leaf:
     dtype: str
     shape: tuple[int, ...]
     kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of an array that lie in a segment.
+
+    Attributes:
+        segment: id of the segment.
+        offset: of the first of its rows in the segment's file [bytes].
+        rows: how many rows lie there; the digest covers them all.
+        digest: of these bytes.
+        start: the first of these rows that is meant.
+        stop: one behind the last.
+    """
+
+    segment: str
+    offset: int
+    rows: int
+    digest: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LogLeaf(Leaf):
+    """A column of a log, of which `data` holds the newest rows alone; those before them lie in segments.
+
+    Attributes:
+        data: `(new rows, ...)`.
+        shape: the true shape, all rows counted.
+        pieces: where the rows before `data` lie, oldest first.
+    """
+
+    pieces: tuple[Piece, ...] = ()
