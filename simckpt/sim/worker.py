@@ -54,9 +54,10 @@ def async_worker(
 ) -> None:
     """Serves one sub-environment until it is told to close or its parent is gone.
 
-    Pass it as `AsyncVectorEnv(env_fns, worker=simckpt.async_worker)`. It ignores SIGTERM and SIGINT, for a signal to
-    the process group must not kill the envs before the last save; it leaves at the end of its pipe, when the parent
-    process dies in whatever way, and, without closing the env, when the parent drops it by `close(terminate=True)`.
+    Pass it as `AsyncVectorEnv(env_fns, worker=simckpt.async_worker)`. It ignores SIGTERM, SIGINT, SIGUSR1 and
+    SIGUSR2, for a signal to the whole job must not kill the envs before the last save; it leaves at the end of its
+    pipe, when the parent process dies in whatever way, and, without closing the env, when the parent drops it by
+    `close(terminate=True)`.
 
     Args:
         index: number of the sub-environment.
@@ -325,7 +326,8 @@ class _Lifeline:
     def _ignore_signals(self) -> None:
         # an inherited wakeup descriptor would report this worker's signals to the parent's watcher
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        # what schedulers send before they kill: some send it to the process group, some to every process of the job
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             # a handler and not SIG_IGN, which programs that the env starts would inherit
             signal.signal(number, self._on_signal)
             signal.siginterrupt(number, False)

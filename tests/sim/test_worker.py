@@ -77,13 +77,13 @@ def test_all_workers_leave_when_the_parent_is_killed(tmp_path, context, activity
     assert _wait_for_end(pids, 10) == []
 
 
-def test_worker_ignores_sigterm_and_sigint():
+def test_worker_ignores_the_signals_that_schedulers_send():
     envs = AsyncVectorEnv([_cartpole] * 2, worker=async_worker)
     try:
         envs.reset(seed=1)
         for process in envs.processes:
-            os.kill(process.pid, signal.SIGTERM)
-            os.kill(process.pid, signal.SIGINT)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(process.pid, number)
         envs.step(np.array([0, 1]))
         for process in envs.processes:
             os.kill(process.pid, signal.SIGTERM)
