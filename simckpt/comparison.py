@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simckpt import state
 from simckpt.checkpoint import Checkpoint
+from simckpt.storage import blocks, digests
 
 if TYPE_CHECKING:
     from simckpt.storage import LeafRecord
@@ -103,7 +104,9 @@ def _outline(checkpoint: Checkpoint, leaves: Mapping[str, LeafRecord]) -> tuple[
 
     def identity(key: str) -> str:
         leaf = by_key[key]
-        return f"{leaf.kind} {leaf.dtype} {leaf.shape} {leaf.digest}"
+        # equal rows may lie in other pieces: then only their bytes tell
+        digest = leaf.digest or digests.digest(blocks.flat(checkpoint.leaf(leaf.path).data))
+        return f"{leaf.kind} {leaf.dtype} {leaf.shape} {digest}"
 
     structure = checkpoint.leaf(by_key[STRUCTURE].path).data.tobytes()
     return state.outline(structure, identity)

@@ -7,6 +7,7 @@
     │   └── StateMismatchError       (ValueError)  other keys, shapes, dtypes, classes or models than the checkpoint's
     ├── HalfRestoredError          a restore failed and could not be undone: build these components anew
     ├── ConfigurationError         (ValueError)    hyperparameters or arguments that contradict the run
+    ├── QueryError                 (ValueError)    a text of `find --where` that has no meaning
     └── StoreError                 the files
         ├── InvalidNameError         (ValueError)  a run name that cannot be a folder
         ├── NotAStoreError           (FileNotFoundError)
@@ -16,6 +17,7 @@
         ├── FormatError              (ValueError)  a record that does not follow FORMAT.md
         │   └── UnsupportedFormatError             written by a newer simckpt, or with a feature this one lacks
         ├── DamagedError             (ValueError)  bytes differ from their digest, or are missing
+        │   └── SegmentMissingError                files of shared rows are gone
         ├── ConflictError                          another writer committed first
         ├── RunLockedError                         another process is writing this run
         └── StorageError             (OSError)     the disk refused
@@ -24,6 +26,7 @@
     SimckptWarning                 (UserWarning)
     ├── SaveFailedWarning          a due save failed, training goes on
     ├── UpkeepWarning              the save is in the store; pruning old ones or writing the log failed
+    ├── ReplayWarning              a replay buffer was saved whole again, or restored without its oldest rows
     └── VersionWarning             the checkpoint is from another machine or other versions
 
 `simckpt.testing` adds InexactResumeError, TrainingFailedError and UncoveredStateWarning.
@@ -121,6 +124,20 @@ class ConfigurationError(SimckptError, ValueError):
         self.keys = tuple(keys)
 
 
+class QueryError(SimckptError, ValueError):
+    """A query for checkpoints cannot be understood; the message shows the place.
+
+    Attributes:
+        query: the text.
+        position: where in it the trouble is [characters from 0].
+    """
+
+    def __init__(self, message: str, *, query: str, position: int) -> None:
+        super().__init__(message)
+        self.query = query
+        self.position = position
+
+
 class StoreError(SimckptError):
     """Something about the files of a store."""
 
@@ -165,6 +182,25 @@ class DamagedError(StoreError, ValueError):
         super().__init__(message)
         self.path = os.fspath(path)
         self.leaves = tuple(leaves)
+
+
+class SegmentMissingError(DamagedError):
+    """Segments that a checkpoint or a save refers to are gone.
+
+    Attributes:
+        ids: of the segments; a save after this one writes their rows anew, a restore needs another checkpoint.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ids: Sequence[str],
+        path: str | os.PathLike[str] = "segments",
+        leaves: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message, path=path, leaves=leaves)
+        self.ids = tuple(ids)
 
 
 class ConflictError(StoreError):
@@ -213,6 +249,10 @@ class SaveFailedWarning(SimckptWarning):
 
 class UpkeepWarning(SimckptWarning):
     """The checkpoint is in the store, but pruning older ones or writing the run's log failed."""
+
+
+class ReplayWarning(SimckptWarning):
+    """Saved rows of a replay buffer have changed, so all were saved again; or a restore had to drop the oldest rows."""
 
 
 class VersionWarning(SimckptWarning):

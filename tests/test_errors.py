@@ -15,6 +15,8 @@ SPECIAL = {
     errors.UnsupportedStateError: {"path": "a/b", "type_name": "x.Y"},
     errors.DamagedError: {"path": "/f", "leaves": ["a"]},
     errors.RunLockedError: {"host": "h", "pid": 3},
+    errors.SegmentMissingError: {"ids": ["5e6"]},
+    errors.QueryError: {"query": "step > > 1", "position": 7},
     errors.StateMismatchError: {"problems": ["p"]},
     errors.StorageFullError: {"needed": 5, "free": 2},
 }

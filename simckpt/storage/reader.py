@@ -109,12 +109,12 @@ def read_whole(descriptor: int, *, limit: int, path: object) -> bytes:
     if size > limit:
         raise FormatError(f"{path} has {size} bytes; a record of its kind has at most {limit}")
     data = bytearray(size)
-    done = _read_into(descriptor, memoryview(data), 0)
+    done = read_into(descriptor, memoryview(data), 0)
     return bytes(data[:done])
 
 
 def read_leaves(
-    folder: int, leaves: Sequence[index.LeafRecord], *, sizes: dict[str, int], path: Path
+    folder: int, leaves: Sequence[index.LeafRecord], *, sizes: dict[str, int], path: Path, besides: int = 0
 ) -> dict[str, Leaf]:
     """Returns {path: leaf}, every byte verified.
 
@@ -123,6 +123,7 @@ def read_leaves(
         leaves: lines of its index.
         sizes: {file: bytes} by the commit record.
         path: the folder's path, for messages.
+        besides: memory that the caller needs for other leaves [bytes].
 
     Raises:
         DamagedError: naming all damaged leaves of the first damaged file: bytes differ, are missing or unreadable.
@@ -134,7 +135,7 @@ def read_leaves(
     }
     for name, chosen in files.items():
         _check_bounds(chosen, sizes.get(name), path / name)
-    _check_memory(sum(leaf.size for leaf in leaves))
+    _check_memory(besides + sum(leaf.size for leaf in leaves))
     result: dict[str, Leaf] = {}
     for name, chosen in files.items():
         result.update(_read_file(folder, name, chosen, sizes[name], path / name))
@@ -164,37 +165,43 @@ def _read_file(folder: int, file: str, leaves: Sequence[index.LeafRecord], size:
 def damage(path: Path, leaves: Sequence[str], length: str = "") -> DamagedError:
     """Returns the error that names the damaged leaves of a file."""
     return DamagedError(
-        f"{path} is damaged{length}: the bytes of {_enumerate(leaves)} are not those that were saved; "
+        f"{path} is damaged{length}: the bytes of {enumerate_paths(leaves)} are not those that were saved; "
         f"restore another checkpoint",
         path=path,
         leaves=leaves,
     )
 
 
-def _enumerate(paths: Sequence[str]) -> str:
+def enumerate_paths(paths: Sequence[str]) -> str:
+    """Returns some paths as text, cut after a few."""
     shown = ", ".join(paths[:5])
     return shown if len(paths) <= 5 else f"{shown} and {len(paths) - 5} more leaves"
 
 
 def _read_leaf(descriptor: int, leaf: index.LeafRecord) -> np.ndarray[Any, Any] | None:
     """Returns the leaf's array, or None if its bytes are missing, unreadable or wrong."""
-    try:
-        array = np.empty(leaf.stored_shape, leaf.stored_dtype())
-    except ValueError as error:
-        raise FormatError(f"the shape of {leaf.path!r} is beyond numpy: {error}") from error
-    except MemoryError as error:
-        raise StorageError(f"the leaf {leaf.path!r} of {leaf.size} bytes does not fit into memory") from error
+    array = new_array(leaf)
     if leaf.offset is None:
         return array if digests.matches(b"", leaf.digest) else None
     view = array.reshape(-1).view(np.uint8).data
     try:
-        done = _read_into(descriptor, view, leaf.offset)
+        done = read_into(descriptor, view, leaf.offset)
     except OSError:
         return None
     return array if done == leaf.size and digests.matches(view, leaf.digest) else None
 
 
-def _read_into(descriptor: int, view: memoryview, offset: int) -> int:
+def new_array(leaf: index.LeafRecord) -> np.ndarray[Any, Any]:
+    """Returns memory for a leaf; raises FormatError for a shape beyond numpy, StorageError if there is no memory."""
+    try:
+        return np.empty(leaf.stored_shape, leaf.stored_dtype())
+    except ValueError as error:
+        raise FormatError(f"the shape of {leaf.path!r} is beyond numpy: {error}") from error
+    except MemoryError as error:
+        raise StorageError(f"the leaf {leaf.path!r} of {leaf.size} bytes does not fit into memory") from error
+
+
+def read_into(descriptor: int, view: memoryview, offset: int) -> int:
     """Returns how many bytes were read before the file's end; an I/O error is tried once more."""
     done, failed = 0, False
     while done < view.nbytes:
@@ -248,7 +255,7 @@ def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[index.Lea
             position = 0
             spans = sorted((leaf.offset, leaf.offset + leaf.size) for leaf in chosen if leaf.offset is not None)
             for start, stop in [*spans, (file.size, file.size)]:
-                _digest_span(descriptor, hasher, position, start)
+                digest_span(descriptor, hasher, position, start)
                 position = stop
     except (FileNotFoundError, OSError) as error:
         if isinstance(error, StoreError):
@@ -261,14 +268,16 @@ def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[index.Lea
         )
 
 
-def _digest_span(descriptor: int, hasher: digests.Hasher, start: int, stop: int) -> None:
+def digest_span(descriptor: int, hasher: digests.Hasher, start: int, stop: int) -> bool:
+    """Takes bytes of a file into a digest; returns whether the file has them all. Raises OSError if unreadable."""
     while start < stop:
         data = bytearray(min(stop - start, 1 << 20))
-        done = _read_into(descriptor, memoryview(data), start)
+        done = read_into(descriptor, memoryview(data), start)
         hasher.update(memoryview(data)[:done])
         if done < len(data):
-            return
+            return False
         start += done
+    return True
 
 
 def assemble(leaves: dict[str, Leaf]) -> dict[str, Encoded]:

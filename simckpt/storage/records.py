@@ -18,7 +18,7 @@ COMMIT_LIMIT = 4096  # [bytes]; listing thousands of checkpoints reads one such 
 RECORD_LIMIT = 1 << 20  # [bytes] of store.json, run.json and a writer's owner.json
 REASON_LIMIT = 500  # [characters] of why a checkpoint was pruned
 
-KINDS = ("save", "rollback", "import")
+KINDS = ("save", "rollback", "import", "exception")
 FILE_NAME = re.compile(r"state\.h5|leaves\.json|shard-[0-9]{5}-of-[0-9]{5}\.h5|leaves-[0-9]{5}\.json")
 
 
@@ -145,10 +145,12 @@ class CommitDraft:
         parent: id of the checkpoint it continues, or None for a run's first.
         step: [env steps] or whatever the training loop counts.
         metrics: {name: float}; NaN and infinities are kept.
-        kind: "save", "rollback" or "import".
+        kind: "save", "rollback", "import", or "exception" for a post-mortem, which is never the head.
         versions: {package: version} of the process that saves.
         host: the machine that saves.
         rollback: for the kind "rollback" alone: {"abandoned": id, "level": int, "changes": {...}}.
+        start: id of the record of the start that saves, `starts/<id>.json`.
+        duration: from the moment at which the save was due until just before its commit [s].
     """
 
     parent: str | None
@@ -158,6 +160,8 @@ class CommitDraft:
     versions: Mapping[str, str] = field(default_factory=dict)
     host: str = ""
     rollback: Mapping[str, Any] | None = None
+    start: str | None = None
+    duration: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -168,10 +172,11 @@ class CommitRecord:
         id: random identity.
         run: id of its run.
         seq: commit number in the run, consecutive from 1; also the folder's name.
-        parent, kind, step, metrics, versions, host, rollback: see `CommitDraft`.
+        parent, kind, step, metrics, versions, host, rollback, start, duration: see `CommitDraft`.
         created: [s since 1970, UTC].
         files: of its folder, with sizes and digests.
-        segments: ids of the segments it refers to; none are written by this version.
+        segments: how many segments it refers to; its index names them.
+        size: what it added to the store when it was saved, without this record [bytes].
     """
 
     id: str
@@ -183,10 +188,13 @@ class CommitRecord:
     created: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     files: tuple[FileRecord, ...] = ()
-    segments: tuple[str, ...] = ()
+    segments: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
     host: str = ""
     rollback: Mapping[str, Any] | None = None
+    start: str | None = None
+    duration: float = 0.0
+    size: int = 0
 
     def file(self, name: str) -> FileRecord:
         """Returns the record of one of the checkpoint's files; raises FormatError if there is none."""
@@ -205,7 +213,10 @@ class CommitRecord:
         fields = {
             **_lineage_to_json(self),
             "files": {file.name: _file_to_json(file) for file in self.files},
-            "segments": list(self.segments),
+            "segments": self.segments,
+            "size": self.size,
+            "duration": float(self.duration),
+            "start": self.start,
             "versions": dict(self.versions),
             "host": self.host,
         }
@@ -337,13 +348,18 @@ def parse_commit(data: bytes, path: object, *, seq: int, run_id: str | None = No
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
     if fields.text("format") == "simckpt tombstone":
         return TombstoneRecord(**common, pruned=fields.time("pruned"), reason=fields.text("reason"))
+    files = _parse_files(fields)
+    old = fields.text("version") == "0.1"  # it knew no segments, sizes and durations
     return CommitRecord(
         **common,
-        files=_parse_files(fields),
-        segments=fields.texts("segments"),
+        files=files,
+        segments=0 if old else fields.integer("segments"),
         versions=fields.string_map("versions"),
         host=fields.text("host"),
         rollback=fields.optional("rollback", fields.values),
+        start=fields.optional("start", fields.id),
+        duration=0.0 if old else fields.number("duration"),
+        size=sum(file.size for file in files) if old else fields.integer("size"),
     )
 
 

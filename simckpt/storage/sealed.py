@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from simckpt.errors import DamagedError, FormatError, UnsupportedFormatError
 from simckpt.storage import digests, names
 
-VERSION = (0, 1)  # of the format that this simckpt writes; it reads every earlier one
+VERSION = (0, 2)  # of the format that this simckpt writes; it reads every earlier one
 FEATURES: frozenset[str] = frozenset()  # what `requires` may name
 LEVELS = 100  # of containers in each other in a typed value; Python's JSON reads about a thousand
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
@@ -149,6 +149,13 @@ class Fields:
         value = self.content.get(key)
         if type(value) is not int or not minimum <= value <= maximum:
             raise self.wrong(key, f"an integer from {minimum} to {maximum}")
+        return value
+
+    def number(self, key: str) -> float:
+        """Returns a finite float from 0 on."""
+        value = self.content.get(key)
+        if not isinstance(value, float) or not 0 <= value < math.inf:
+            raise self.wrong(key, "a finite number from 0.0 on")
         return value
 
     def texts(self, key: str, *, limit: int = 1000) -> tuple[str, ...]:

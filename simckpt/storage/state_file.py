@@ -6,18 +6,20 @@ dataset `_tree` in it.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simckpt.errors import FormatError, InvalidNameError
-from simckpt.state.leaf import Leaf
+from simckpt.state.leaf import Leaf, LogLeaf, Piece
 from simckpt.state.tree import Encoded
-from simckpt.storage import digests, durable, index, layout, names, records, sealed
+from simckpt.storage import blocks, durable, index, layout, names, records, sealed
+from simckpt.storage import segments as segment_files
 
 STATE_FILE = "state.h5"
 STRUCTURE_KIND = "structure"
@@ -39,20 +41,61 @@ _STRUCTURE = (
 )
 
 
+_VIRTUAL = (
+    "The rows lie in files of the store's folder segments. If one of them is missing, or more are needed than a "
+    "process may have open, HDF5 shows the fill value (NaN, or the largest value of the type) and reports no error."
+)
+
+
 @dataclass(frozen=True)
 class Item:
-    """A leaf on its way into the file."""
+    """A leaf on its way into a file.
+
+    Attributes:
+        path: component and path in it.
+        leaf: may be a `LogLeaf`.
+        data: its bytes, flat; of a log the new rows alone.
+    """
 
     path: str
     leaf: Leaf
-    data: np.ndarray[Any, np.dtype[np.uint8]]  # the same bytes, flat
+    data: blocks.Bytes
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape in the file, all rows of a log counted."""
+        shape = self.leaf.data.shape
+        return (self.leaf.shape[0], *shape[1:]) if isinstance(self.leaf, LogLeaf) else shape
+
+    @property
+    def row_size(self) -> int:
+        """The size of a row [bytes]."""
+        data = self.leaf.data
+        return int(math.prod(data.shape[1:]) * data.dtype.itemsize)
+
+
+def collect(components: Mapping[str, Encoded]) -> list[Item]:
+    """Returns all leaves of a state, each component's structure as its last.
+
+    Raises:
+        InvalidNameError: a component without a name.
+        FormatError: leaves that no file can hold under these paths and dtypes.
+    """
+    if "" in components:
+        raise InvalidNameError("a component needs a name: '' cannot be a group of a file")
+    items = [item for name, encoded in components.items() for item in _items(names.encode_part(name), encoded)]
+    _check_paths(items)
+    return items
 
 
 def write_state(
     disk: durable.Disk,
     folder: Path,
-    components: Mapping[str, Encoded],
+    components: Iterable[str],
+    items: Sequence[Item],
     *,
+    placed: Mapping[str, tuple[Piece, ...]],
+    segments: Mapping[str, index.SegmentRecord],
     attributes: Mapping[str, Mapping[str, str]] | None = None,
 ) -> tuple[records.FileRecord, list[index.LeafRecord]]:
     """Writes `folder/state.h5`, durably, and returns what the commit record and the index say about it.
@@ -60,63 +103,45 @@ def write_state(
     Args:
         disk: the system calls.
         folder: of the checkpoint, under its temporary name; it is not synced here.
-        components: {name: encoded state}; nobody may change its arrays meanwhile.
+        components: their names.
+        items: of `collect`; nobody may change their arrays meanwhile.
+        placed: {path: where its rows lie} of leaves that lie in segments; viewers see virtual datasets in their places.
+        segments: {id: segment} of these.
         attributes: {path of a group or leaf: {name: text}}, to explain it to people who open the file.
 
     Raises:
-        InvalidNameError: a component without a name.
         FormatError: leaves that HDF5 cannot hold under these paths, shapes and dtypes.
         StorageFullError, StorageError: the disk refused; the caller removes the folder.
     """
     attributes = attributes or {}
-    if "" in components:
-        raise InvalidNameError("a component needs a name: '' cannot be a group of a file")
-    items = [item for name, encoded in components.items() for item in _items(names.encode_part(name), encoded)]
-    _check_paths(items)
     parents = _parents(items)
-    groups = {path: _explain(attributes, path, ()) for path in attributes if path in parents}
-    groups |= {
-        names.encode_part(name): _explain(attributes, names.encode_part(name), (("kind", "component"), ("name", name)))
-        for name in components
-    }
+    above = {item.path.rpartition("/")[0] for item in items if item.path in placed}
+    groups = {path: _explain(attributes, path, ()) for path in parents if path in attributes or path in above}
+    for name in components:
+        path = names.encode_part(name)
+        groups[path] = _explain(attributes, path, (("kind", "component"), ("name", name)))
     groups[""] = _explain(attributes, "", _ROOT)
-    slots = [_slot(item, attributes) for item in items]
-    plan = layout.lay_out(slots, groups=groups)
 
-    found: dict[str, str] = {}
-    durable.write_file(disk, folder / STATE_FILE, _parts(plan, items, found), size=plan.size)
-    leaves = [_record(item, plan.offsets[item.path], found[item.path]) for item in items]
+    here = [_block(item, attributes) for item in items if item.path not in placed]
+    shared = {item.path: index.in_pieces(_record(item), placed[item.path]) for item in items if item.path in placed}
+    virtuals = [_virtual(item, shared[item.path], segments, attributes) for item in items if item.path in placed]
+    plan, found = blocks.write_blocks(disk, folder / STATE_FILE, here, groups=groups, virtuals=virtuals)
+    leaves = [
+        shared[item.path]
+        if item.path in shared
+        else replace(_record(item), file=STATE_FILE, offset=plan.offsets[item.path], digest=found[item.path])
+        for item in items
+    ]
     return records.FileRecord(STATE_FILE, plan.size, plan.rest_digest, "metadata"), leaves
-
-
-def _parts(plan: layout.Layout, items: list[Item], found: dict[str, str]) -> Iterator[tuple[int, memoryview | bytes]]:
-    yield from plan.rest
-    for item in items:
-        # digest and write alternate, so that the second finds the bytes in the processor's cache
-        hasher, offset = digests.Hasher(), plan.offsets[item.path]
-        for start in range(0, len(item.data), durable.CHUNK):
-            chunk = item.data.data[start : start + durable.CHUNK]
-            hasher.update(chunk)
-            assert offset is not None
-            yield offset + start, chunk
-        found[item.path] = hasher.digest()
 
 
 def _items(component: str, encoded: Encoded) -> Iterator[Item]:
     for key, leaf in encoded.leaves.items():
         if key == names.STRUCTURE or key.startswith(names.STRUCTURE + "/"):
             raise FormatError(f"the leaf {component}/{key} has the name of a component's structure")
-        yield Item(f"{component}/{key}", leaf, _flat(leaf.data))
+        yield Item(f"{component}/{key}", leaf, blocks.flat(leaf.data))
     data = np.frombuffer(pad(encoded.structure), np.uint8)
     yield Item(f"{component}/{names.STRUCTURE}", Leaf(data, "uint8", data.shape, STRUCTURE_KIND), data)
-
-
-def _flat(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    if array.dtype.hasobject:
-        raise FormatError(f"an array of {array.dtype} holds Python objects, which no file of a store does")
-    if array.size == 0:
-        return np.empty(0, np.uint8)
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def pad(structure: bytes) -> bytes:
@@ -128,7 +153,7 @@ def pad(structure: bytes) -> bytes:
     return structure.ljust(math.ceil(max(1, len(structure)) / step) * step)
 
 
-def _check_paths(items: list[Item]) -> None:
+def _check_paths(items: Sequence[Item]) -> None:
     paths = {item.path for item in items}
     for path in paths:
         parts = path.split("/")
@@ -139,7 +164,7 @@ def _check_paths(items: list[Item]) -> None:
                 raise FormatError(f"{path!r} cannot lie below {'/'.join(parts[:depth])!r}, which is a leaf itself")
 
 
-def _parents(items: list[Item]) -> set[str]:
+def _parents(items: Sequence[Item]) -> set[str]:
     found: set[str] = set()
     for item in items:
         parent = item.path.rpartition("/")[0]
@@ -153,7 +178,8 @@ def _explain(given: Mapping[str, Mapping[str, str]], path: str, own: layout.Attr
     return tuple({**dict(own), **given.get(path, {})}.items())
 
 
-def _slot(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> layout.Slot:
+def explanation(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> layout.Attributes:
+    """Returns the texts that explain a leaf's dataset."""
     leaf = item.leaf
     if leaf.kind == STRUCTURE_KIND:
         own: layout.Attributes = _STRUCTURE
@@ -161,24 +187,42 @@ def _slot(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> layout.Slo
         own = (("kind", leaf.kind),)
         if not _is_name_of(leaf.dtype, leaf.data.dtype):
             own += (("dtype", leaf.dtype),)
-    return layout.Slot(item.path, leaf.data.dtype, leaf.data.shape, _explain(attributes, item.path, own))
+    return _explain(attributes, item.path, own)
+
+
+def _block(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> blocks.Block:
+    slot = layout.Slot(item.path, item.leaf.data.dtype, item.stored_shape, explanation(item, attributes))
+    return blocks.Block(slot, functools.partial(blocks.chunks_of, item.data))
+
+
+def _virtual(
+    item: Item,
+    leaf: index.LeafRecord,
+    segments: Mapping[str, index.SegmentRecord],
+    attributes: Mapping[str, Mapping[str, str]],
+) -> layout.Virtual:
+    texts = (*explanation(item, attributes), ("virtual", _VIRTUAL))
+    sources = segment_files.sources(leaf, segments)
+    return layout.Virtual(item.path, item.leaf.data.dtype, item.stored_shape, sources, texts)
 
 
 def _is_name_of(name: str, dtype: np.dtype[Any]) -> bool:
     return name in (dtype.name, dtype.str)
 
 
-def _record(item: Item, offset: int | None, digest: str) -> index.LeafRecord:
-    leaf = item.leaf
+def _record(item: Item) -> index.LeafRecord:
+    """Returns the line of the index without the leaf's place."""
+    leaf, stored_shape = item.leaf, item.stored_shape
+    dtype = leaf.data.dtype
     return index.LeafRecord(
         path=item.path,
         kind=leaf.kind,
         dtype=leaf.dtype,
         shape=tuple(leaf.shape),
-        stored=index.dtype_to_json(leaf.data.dtype),
-        stored_shape=tuple(leaf.data.shape),
-        file=STATE_FILE,
-        offset=offset,
-        size=len(item.data),
-        digest=digest,
+        stored=index.dtype_to_json(dtype),
+        stored_shape=tuple(stored_shape),
+        file="",
+        offset=None,
+        size=math.prod(stored_shape) * dtype.itemsize,
+        digest="",
     )

@@ -9,8 +9,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,31 @@ from simckpt.errors import (
     CheckpointNotFoundError,
     ConflictError,
     DamagedError,
-    FormatError,
     InvalidNameError,
     NotAStoreError,
-    RunNotFoundError,
+    StoreError,
 )
+from simckpt.state.leaf import LogLeaf
 from simckpt.state.tree import Encoded
-from simckpt.storage import claims, digests, durable, names, reader, sealed, state_file, work
-from simckpt.storage import index as leaf_index
+from simckpt.storage import (
+    claims,
+    digests,
+    durable,
+    names,
+    processes,
+    reader,
+    sealed,
+    segments,
+    state_file,
+    unchanged,
+    work,
+)
 from simckpt.storage import records as record_types
-from simckpt.storage.index import LeafRecord
+from simckpt.storage.index import INDEX_FILE, LeafRecord
+from simckpt.storage.preparing import MAX_SEGMENTS, Prepared, PrepareJob, discard, write_prepared
 from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, RunRecord, StoreRecord, TombstoneRecord
-from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, INDEX_FILE, RUN_FILE, STORE_FILE, StoreReader
-
-JOB_FILE = "job.json"
+from simckpt.storage.store_pruning import StorePruning
+from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE
 
 # as long as what the record will say of its files
 _UNKNOWN_FILES = (
@@ -40,7 +51,20 @@ _UNKNOWN_FILES = (
 )
 
 
-class StoreFiles(StoreReader):
+@dataclass(frozen=True)
+class Commit:
+    """A checkpoint that was just committed.
+
+    Attributes:
+        record: of `commit.json`.
+        leaves: {path: leaf}, its index.
+    """
+
+    record: CommitRecord
+    leaves: Mapping[str, LeafRecord]
+
+
+class StoreFiles(StorePruning):
     """A store on disk, for reading and writing.
 
     Attributes:
@@ -57,12 +81,11 @@ class StoreFiles(StoreReader):
         clock: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
-        super().__init__(path, record)
-        self._disk = disk
+        super().__init__(path, record, disk=disk)
         self._clock = clock
         self._new_id = new_id
-        self._works = work.WorkFolders(disk, path)
-        self._readable: list[tuple[Any, ...]] = []  # all but places and digests of an index that was found readable
+        self._large: dict[str, Mapping[str, unchanged.Large]] = {}
+        self._damaged: set[str] = set()
 
     @classmethod
     def create(
@@ -173,8 +196,8 @@ class StoreFiles(StoreReader):
         components: Mapping[str, Encoded],
         *,
         attributes: Mapping[str, Mapping[str, str]] | None = None,
-    ) -> CommitRecord:
-        """Returns the record of a new checkpoint, which survives a power failure from now on.
+    ) -> Commit:
+        """Returns a new checkpoint, which survives a power failure from now on: `prepare`, then `publish`.
 
         The run's claim is taken for the duration, if this process does not hold it yet.
 
@@ -191,27 +214,119 @@ class StoreFiles(StoreReader):
             StorageFullError, StorageError: the disk refused; this save is not in the store and left nothing behind.
             ConfigurationError: metrics beyond the 4 KB of a commit record, or other fields that it cannot hold.
             FormatError: leaves that no file can hold.
+            SegmentMissingError: a leaf refers to a segment that is gone.
+            DamagedError: a segment that was to be merged is damaged.
         """
-        run_id = self.read_run(run).id
         with self._claimed(run) as claim:
             claim.verify()
-            record = CommitRecord(
-                id=self._new_id(),
-                run=run_id,
-                seq=self._next_seq(claim, run),
-                parent=draft.parent,
-                kind=draft.kind,
-                step=draft.step,
-                created=self._clock(),
-                metrics=dict(draft.metrics),
-                versions=dict(draft.versions),
-                host=draft.host,
-                rollback=draft.rollback,
-            )
-            replace(record, files=_UNKNOWN_FILES).to_bytes()  # what cannot fit is refused before the state is written
-            record = self._write_checkpoint(claim, record, components, attributes)
-            claim.beat(now=True)
-            return record
+            # what cannot fit is refused before the state is written
+            replace(_record_of_draft(draft), files=_UNKNOWN_FILES, size=2**62, segments=MAX_SEGMENTS).to_bytes()
+            return self.publish(run, draft, self.prepare(run, components, attributes=attributes))
+
+    def prepare_job(self, run: str) -> PrepareJob:
+        """Returns what `write_prepared` must know to do the heavy part of a save, in whatever process.
+
+        Raises:
+            RunNotFoundError: no run of that name was written.
+        """
+        self.read_run(run)
+        if run not in self._large:
+            self._large[run] = unchanged.large_leaves(self._newest_leaves(run))
+        return PrepareJob(
+            self.path,
+            run,
+            processes.this_process(),
+            self._new_id,
+            segments=dict(self._segments),
+            large=self._large[run],
+        )
+
+    def _newest_leaves(self, run: str) -> Iterable[LeafRecord]:
+        for seq in reversed(self.sequence(run)):
+            try:
+                return self.index(run, seq)
+            except CheckpointNotFoundError:
+                continue  # pruned
+            except StoreError:
+                break  # with what is damaged nothing is compared
+        return ()
+
+    def missing_segments(self, ids: Iterable[str]) -> set[str]:
+        """Returns those of some segments that a save cannot refer to: gone, cut short or found damaged.
+
+        Costs one `stat` each. A log must write their rows anew.
+
+        Raises:
+            StorageError: the folder cannot be looked at for the moment.
+        """
+        ids = set(ids)
+        self._learn(ids)
+        unusable = (ids & self._damaged) | (ids - self._segments.keys())
+        return unusable | segments.missing(self.path, ids, self._segments)
+
+    def _learn(self, ids: set[str]) -> None:
+        """Looks for what is not known of some segments: a branch refers to those of another run."""
+        if unknown := ids - self._segments.keys():
+            self._note_segments(self._usage.find(unknown))
+
+    def note_damage(self, error: DamagedError) -> None:
+        """Keeps in mind which segment a failed `write_prepared` of another process found to be damaged."""
+        path = Path(error.path)
+        if path.parent == self.path / segments.FOLDER:
+            self._damaged.add(path.stem)
+
+    def prepare(
+        self,
+        run: str,
+        components: Mapping[str, Encoded],
+        *,
+        attributes: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> Prepared:
+        """Returns a checkpoint that is durable, all but its commit; see `write_prepared`. It needs no claim.
+
+        Give it to `publish` or `discard`; after a crash the next claim in the store sweeps it.
+        """
+        self._learn({piece.segment for leaf in _logs(components) for piece in leaf.pieces})
+        try:
+            return write_prepared(self._disk, self.prepare_job(run), components, attributes)
+        except DamagedError as error:
+            self.note_damage(error)
+            raise
+
+    def publish(self, run: str, draft: CommitDraft, prepared: Prepared) -> Commit:
+        """Returns the checkpoint that was prepared, which is in the store from now on; on an error it is discarded.
+
+        Args:
+            run: the run's name.
+            draft: parent, step, metrics and so on.
+            prepared: from `prepare`, or from `write_prepared` in another process.
+
+        Raises:
+            as `commit`.
+        """
+        try:
+            run_id = self.read_run(run).id
+            with self._claimed(run) as claim:
+                claim.verify()
+                record = replace(
+                    _record_of_draft(draft),
+                    id=self._new_id(),
+                    run=run_id,
+                    seq=self._next_seq(claim, run),
+                    created=self._clock(),
+                    files=prepared.files,
+                    segments=len(prepared.segments),
+                    size=prepared.size,
+                )
+                self._publish(claim, record, prepared)
+                claim.beat(now=True)
+        except BaseException:
+            self.discard(prepared)
+            raise
+        self._large[run] = prepared.large
+        self._note_segments(prepared.segments)
+        self._usage.note(run, record.seq, prepared.segments)
+        return Commit(record, prepared.leaves)
 
     def _next_seq(self, claim: claims.Claim, run: str) -> int:
         # listed once for each claim: a commit by somebody else must be a conflict, not a gap that is filled
@@ -220,41 +335,23 @@ class StoreFiles(StoreReader):
             claim.next_seq = 1 + max(self.sequence(run), default=0)
         return claim.next_seq
 
-    def _write_checkpoint(
-        self,
-        claim: claims.Claim,
-        record: CommitRecord,
-        components: Mapping[str, Encoded],
-        attributes: Mapping[str, Mapping[str, str]] | None,
-    ) -> CommitRecord:
+    def _publish(self, claim: claims.Claim, record: CommitRecord, prepared: Prepared) -> None:
         # unless it is known whether the commit is in place, which after Ctrl-C just behind the rename it is not, the
         # folder is listed again and the next commit goes after it
         claim.next_seq = None
         try:
-            with self._works.made() as made:
-                state, leaves = state_file.write_state(self._disk, made, components, attributes=attributes)
-                index = self._sealed_index(leaves)
-                durable.write_record(self._disk, made / INDEX_FILE, index)
-                files = (state, FileRecord(INDEX_FILE, len(index), digests.digest(index), "file"))
-                record = replace(record, files=files)
-                durable.write_record(self._disk, made / COMMIT_FILE, record.to_bytes())
-                durable.sync_folder(self._disk, made)
-                claim.verify()  # again: a large state takes a while
-                durable.publish_folder(self._disk, made, self._checkpoint_path(claim.run, record.seq))
+            durable.write_record(self._disk, prepared.folder / COMMIT_FILE, record.to_bytes())
+            durable.sync_folder(self._disk, prepared.folder)
+            claim.verify()  # again: what came before takes a while
+            durable.publish_folder(self._disk, prepared.folder, self._checkpoint_path(claim.run, record.seq))
         except ConflictError:
             claim.next_seq = record.seq
             raise
         claim.next_seq = record.seq + 1
-        return record
 
-    def _sealed_index(self, leaves: list[LeafRecord]) -> bytes:
-        """Returns the bytes of an index that a reader will take; raises FormatError if it would not."""
-        data = leaf_index.seal_index(leaves)
-        form = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.stored, leaf.stored_shape) for leaf in leaves]
-        if form != self._readable:  # reading takes twice as long as writing, and most saves differ in values alone
-            leaf_index.parse_index(data, INDEX_FILE)
-            self._readable = form
-        return data
+    def discard(self, prepared: Prepared) -> None:
+        """Removes what was prepared and not published; raises nothing, for what cannot be removed is swept later."""
+        discard(self._disk, self.path, prepared.folder, prepared.made)
 
     def prune(self, run: str, seq: int, reason: str) -> TombstoneRecord:
         """Returns the tombstone that replaces a checkpoint; its state is gone, its id and place in the lineage stay.
@@ -273,56 +370,13 @@ class StoreFiles(StoreReader):
             claim.verify()
             record = self._record_of(run, seq)
             if isinstance(record, TombstoneRecord):
-                self._free(self._checkpoint_path(run, seq))
+                path = self._checkpoint_path(run, seq)
+                self._free(path, self._segments_in(path))
                 return record
             tombstone = record_types.tombstone_of(record, pruned=self._clock(), reason=reason)
             with claim.spending_reserve():
                 self._bury(run, tombstone)
             return tombstone
-
-    def _bury(self, run: str, tombstone: TombstoneRecord) -> None:
-        path = self._checkpoint_path(run, tombstone.seq)
-        job = sealed.seal("job", {"job": "prune", "run": run, "seq": tombstone.seq})
-        made, begun = self._works.make(), False
-        try:
-            durable.write_record(self._disk, made / JOB_FILE, job)
-            durable.write_record(self._disk, made / COMMIT_FILE, tombstone.to_bytes())
-            durable.sync_folder(self._disk, made)
-            begun = True
-            durable.replace_file(self._disk, made / COMMIT_FILE, path / COMMIT_FILE)
-            self._free(path)
-        except BaseException:
-            # from the rename on the job stays, so that the sweep of a later process frees what this one could not
-            if not begun:
-                self._works.remove(made)
-            raise
-        self._works.remove(made)
-
-    def _free(self, checkpoint: Path) -> None:
-        """Removes the files of a checkpoint whose record is a tombstone."""
-        with durable.translated(checkpoint):
-            with os.scandir(checkpoint) as entries:
-                paths = [Path(entry.path) for entry in entries if entry.name != COMMIT_FILE]
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError):  # a sweep of another process was quicker
-                    self._disk.unlink(path)
-        durable.sync_folder(self._disk, checkpoint)
-
-    def sweep(self) -> list[str]:
-        """Removes what dead processes left in `tmp/`, as far as it can, and returns the names of these folders."""
-        return self._works.sweep(self._finish_prune)
-
-    def _finish_prune(self, made: Path) -> None:
-        """Frees the files of a checkpoint whose pruner died after it had put the tombstone in place."""
-        path = made / JOB_FILE
-        with contextlib.suppress(
-            FileNotFoundError, InvalidNameError, CheckpointNotFoundError, RunNotFoundError, FormatError, DamagedError
-        ):
-            data = reader.read_small(made, JOB_FILE, limit=record_types.RECORD_LIMIT, path=path)
-            job = sealed.unseal(data, "job", path=path)
-            run, seq = job.text("run", names.RUN_NAME), job.integer("seq", minimum=1)
-            if isinstance(self._record_of(run, seq), TombstoneRecord):
-                self._free(self._checkpoint_path(run, seq))
 
     def log_event(self, run: str, event: Mapping[str, Any]) -> None:
         """Appends a line to the run's log for people; nothing is ever decided from it.
@@ -342,6 +396,29 @@ class StoreFiles(StoreReader):
         else:
             with self.claim(run) as claim:
                 yield claim
+
+
+def _logs(components: Mapping[str, Encoded]) -> Iterator[LogLeaf]:
+    for encoded in components.values():
+        yield from (leaf for leaf in encoded.leaves.values() if isinstance(leaf, LogLeaf))
+
+
+def _record_of_draft(draft: CommitDraft) -> CommitRecord:
+    return CommitRecord(
+        id="0" * 32,
+        run="0" * 32,
+        seq=1,
+        parent=draft.parent,
+        kind=draft.kind,
+        step=draft.step,
+        created=0.0,
+        metrics=dict(draft.metrics),
+        versions=dict(draft.versions),
+        host=draft.host,
+        rollback=draft.rollback,
+        start=draft.start,
+        duration=draft.duration,
+    )
 
 
 def _create(disk: durable.Disk, root: Path, record: StoreRecord) -> None:

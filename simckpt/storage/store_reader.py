@@ -7,8 +7,8 @@ import difflib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,22 @@ from simckpt.errors import (
 )
 from simckpt.state.leaf import Leaf
 from simckpt.state.tree import Encoded
-from simckpt.storage import digests, names, reader
+from simckpt.storage import digests, names, pieces, reader
 from simckpt.storage import index as leaf_index
 from simckpt.storage import records as record_types
-from simckpt.storage.index import LeafRecord
+from simckpt.storage.index import INDEX_FILE, LeafRecord, SegmentRecord
+from simckpt.storage.marks import MARKS, Marks, read_marks, read_marks_of
 from simckpt.storage.records import CommitRecord, RunRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.starts import StartRecord, read_start
 
 STORE_FILE = "store.json"
 RUN_FILE = "run.json"
-INDEX_FILE = "leaves.json"
 COMMIT_FILE = "commit.json"
 EVENTS_FILE = "events.jsonl"
 EVENTS_LIMIT = 1 << 28  # [bytes] of a log that are read
+_SEGMENTS_KEPT = 1024  # in memory; what is known of others is read from an index again
+
+Stamp = tuple[int, int]  # modification time [ns since 1970], inode
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,12 @@ class Index:
     Attributes:
         commit: its record.
         leaves: {path: leaf}, in the order of the file; each component's structure is the leaf `<component>/_tree`.
+        segments: {id: segment} of those that the leaves lie in.
     """
 
     commit: CommitRecord
     leaves: Mapping[str, LeafRecord]
+    segments: Mapping[str, SegmentRecord] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[LeafRecord]:
         return iter(self.leaves.values())
@@ -69,6 +75,8 @@ class StoreReader:
     def __init__(self, path: Path, record: StoreRecord) -> None:
         self.path = path
         self.record = record
+        self._segments: dict[str, SegmentRecord] = {}  # the last that an index named
+        self._starts: dict[tuple[str, str | None], StartRecord] = {}
 
     @property
     def id(self) -> str:
@@ -106,8 +114,36 @@ class StoreReader:
             raise FormatError(f"{path} is the record of run {record.name!r}: a folder was renamed or copied")
         return record
 
+    def read_start(self, run: str, id: str | None) -> StartRecord:
+        """Returns the record of one start of a run, kept for the next call.
+
+        Args:
+            run: the run's name.
+            id: as a commit record names it; None in one of format 0.1, for which the run's own record stands in.
+
+        Raises:
+            DamagedError, FormatError: the record is missing or cannot be trusted.
+        """
+        if (run, id) not in self._starts:
+            self._starts[run, id] = _first_start(self.read_run(run)) if id is None else read_start(self.path, run, id)
+        return self._starts[run, id]
+
+    def marks(self, run: str, *, damaged: dict[str, StoreError] | None = None) -> dict[str, Marks]:
+        """Returns {checkpoint id: its tags, pin and later metrics} of the checkpoints of a run that have any.
+
+        Args:
+            run: the run's name.
+            damaged: receives {checkpoint id: error} of later metrics that cannot be read; without it the first is
+                raised.
+        """
+        return read_marks(self.path, run, damaged=damaged)
+
+    def marks_of(self, run: str, checkpoint: str, *, damaged: dict[str, StoreError] | None = None) -> Marks:
+        """Returns the marks of the checkpoint of this id; see `marks`."""
+        return read_marks_of(self.path, run, checkpoint, damaged=damaged)
+
     def records(
-        self, run: str, *, damaged: dict[int, StoreError] | None = None
+        self, run: str, *, damaged: dict[int, StoreError] | None = None, only: Collection[int] | None = None
     ) -> list[CommitRecord | TombstoneRecord]:
         """Returns the records of a run's checkpoints and of those that were pruned, in the order of commits.
 
@@ -115,13 +151,14 @@ class StoreReader:
             run: the run's name.
             damaged: receives {seq: error} of records that cannot be read, so that one of them does not hide the
                 others; without it the first is raised.
+            only: the commit numbers to read; all of them if None.
         """
         names.check_run_name(run)
         found: list[CommitRecord | TombstoneRecord] = []
         try:
             with self._opened(run) as folder:
                 run_id = self._run_id(run)
-                for seq in _sequence(folder):
+                for seq in _sequence(folder) if only is None else sorted(only):
                     try:
                         found.append(self._commit_record(folder, run, seq, run_id))
                     except StoreError as error:
@@ -141,6 +178,24 @@ class StoreReader:
         except FileNotFoundError:
             self._run_folder(run)
             return []
+
+    def stamps(self, run: str) -> dict[int, Stamp]:
+        """Returns {commit number: stamp of its record}, (0, 0) for a missing record; one that was replaced has another.
+
+        A record is replaced by a rename, so that old and new exist at the same time and have different inodes.
+        """
+        names.check_run_name(run)
+        found: dict[int, Stamp] = {}
+        with contextlib.suppress(FileNotFoundError), self._opened(run) as folder:
+            found = {seq: stamp(folder, f"{names.sequence_name(seq)}/{COMMIT_FILE}") for seq in _sequence(folder)}
+        return found
+
+    def mark_stamps(self, run: str) -> dict[str, Stamp]:
+        """Returns {checkpoint id: stamp of the folder of its marks}, which adding and removing a mark changes."""
+        names.check_run_name(run)
+        with contextlib.suppress(FileNotFoundError), reader.opened_folder(self.path, "runs", run, MARKS) as folder:
+            return {name: stamp(folder, name) for name in _listed(folder, "a run's marks") if names.ID.fullmatch(name)}
+        return {}
 
     def index(self, run: str, seq: int) -> Index:
         """Returns what a checkpoint holds, without reading its arrays.
@@ -164,6 +219,7 @@ class StoreReader:
             CheckpointNotFoundError: no such number, or it was pruned.
             LeafNotFoundError: a component that the checkpoint lacks.
             DamagedError: naming every damaged leaf.
+            SegmentMissingError: with the ids of the segments that are gone.
             FormatError: records that break a rule.
             StorageError: not enough memory, or the permissions refuse.
         """
@@ -195,16 +251,19 @@ class StoreReader:
             return self._leaves(run, folder, index, leaves)
 
     def verify(self, run: str, seq: int) -> Index:
-        """Returns the index after every byte of every file of the checkpoint was compared with its digest.
+        """Returns the index after every byte of every file that the checkpoint uses was compared with its digest.
 
         Raises:
             DamagedError: naming every damaged leaf; none if the damage is outside of leaves.
+            SegmentMissingError: with the ids of the segments that are gone.
             CheckpointNotFoundError, FormatError, StorageError: as in `read`.
         """
         with self._checkpoint(run, seq) as (folder, index):
             path = self._checkpoint_path(run, seq)
             damaged: list[str] = []
             for leaf in index:
+                if leaf.pieces:
+                    continue
                 # one by one: the memory needed is that of the largest leaf
                 try:
                     self._leaves(run, folder, index, [leaf])
@@ -215,6 +274,7 @@ class StoreReader:
             for file in index.commit.files:
                 if file.covers == "metadata":
                     reader.check_rest(folder, file, index, path=path)
+            pieces.verify(self.path, index, index.segments, path=path)
             return index
 
     def events(self, run: str) -> list[dict[str, Any]]:
@@ -256,6 +316,18 @@ class StoreReader:
     @contextlib.contextmanager
     def _checkpoint(self, run: str, seq: int) -> Iterator[tuple[int, Index]]:
         """Gives a descriptor of a checkpoint's folder, and its index."""
+        with self._index_bytes(run, seq) as (folder, record, data):
+            leaves, segments = leaf_index.parse_index(data, self._checkpoint_path(run, seq) / INDEX_FILE)
+            self._note_segments(segments)
+            yield folder, Index(record, leaves, segments)
+
+    def segment_ids(self, run: str, seq: int) -> frozenset[str]:
+        """Returns the ids of the segments that a checkpoint uses; raises as `index`."""
+        with self._index_bytes(run, seq) as (_, _, data):
+            return leaf_index.parse_segment_ids(data, self._checkpoint_path(run, seq) / INDEX_FILE)
+
+    @contextlib.contextmanager
+    def _index_bytes(self, run: str, seq: int) -> Iterator[tuple[int, CommitRecord, bytes]]:
         record = self._record_of(run, seq)
         if isinstance(record, TombstoneRecord):
             raise CheckpointNotFoundError(
@@ -264,9 +336,16 @@ class StoreReader:
         path = self._checkpoint_path(run, seq)
         try:
             with self._opened(run) as checkpoints, reader.opened_folder(checkpoints, path.name) as folder:
-                yield folder, Index(record, _read_index(folder, record, path / INDEX_FILE))
+                yield folder, record, _read_index(folder, record, path / INDEX_FILE)
         except FileNotFoundError as error:
             raise DamagedError(f"{path} is missing: it was removed while it was read", path=path) from error
+
+    def _note_segments(self, segments: Mapping[str, SegmentRecord]) -> None:
+        for identity, segment in segments.items():
+            self._segments.pop(identity, None)
+            self._segments[identity] = segment
+        while len(self._segments) > _SEGMENTS_KEPT:
+            del self._segments[next(iter(self._segments))]
 
     def _record_of(self, run: str, seq: int) -> CommitRecord | TombstoneRecord:
         names.check_run_name(run)
@@ -299,10 +378,19 @@ class StoreReader:
 
     def _leaves(self, run: str, folder: int, index: Index, leaves: list[LeafRecord]) -> dict[str, Leaf]:
         sizes = {file.name: file.size for file in index.commit.files}
-        return reader.read_leaves(folder, leaves, sizes=sizes, path=self._checkpoint_path(run, index.commit.seq))
+        path = self._checkpoint_path(run, index.commit.seq)
+        here, shared = [leaf for leaf in leaves if not leaf.pieces], [leaf for leaf in leaves if leaf.pieces]
+        besides = sum(leaf.size for leaf in shared)
+        found = reader.read_leaves(folder, here, sizes=sizes, path=path, besides=besides)
+        found |= pieces.read_leaves(self.path, shared, path=path)
+        return {leaf.path: found[leaf.path] for leaf in leaves}
 
 
-def _read_index(folder: int, record: CommitRecord, path: Path) -> dict[str, LeafRecord]:
+def _first_start(run: RunRecord) -> StartRecord:
+    return StartRecord(run.created, run.hyperparameters, run.experiment, run.git, run.versions, run.host)
+
+
+def _read_index(folder: int, record: CommitRecord, path: Path) -> bytes:
     file = record.file(INDEX_FILE)
     try:
         data = reader.read_small(folder, INDEX_FILE, limit=leaf_index.INDEX_LIMIT, path=path)
@@ -310,7 +398,7 @@ def _read_index(folder: int, record: CommitRecord, path: Path) -> dict[str, Leaf
         raise DamagedError(f"{path} is missing", path=path) from error
     if len(data) != file.size or not digests.matches(data, file.digest):
         raise DamagedError(f"{path} is damaged: its bytes differ from the digest in {COMMIT_FILE}", path=path)
-    return leaf_index.parse_index(data, path)
+    return data
 
 
 def _sequence(checkpoints: int) -> list[int]:
@@ -324,6 +412,15 @@ def _listed(folder: int, what: str) -> list[str]:
         return os.listdir(folder)
     except OSError as error:
         raise StorageError(f"{what} cannot be listed: {error.strerror}") from error
+
+
+def stamp(folder: int, name: str) -> Stamp:
+    """Returns the stamp of a file or folder, or (0, 0) if it cannot be looked at."""
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino
 
 
 def _is_run(runs: int, name: str) -> bool:

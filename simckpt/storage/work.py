@@ -11,6 +11,7 @@ from pathlib import Path
 from simckpt.errors import SimckptError, StorageError
 from simckpt.storage import durable, processes
 
+JOB_FILE = "job.json"  # in a work folder: what its maker has begun, for the sweep to undo or to end
 UNKNOWN_AGE = 86_400.0  # [s] after which work of a process that cannot be looked at from here counts as left over
 
 
@@ -21,10 +22,14 @@ class WorkFolders:
         self._disk = disk
         self._root = root
 
-    def make(self) -> Path:
-        """Returns a new empty folder, on the store's file system, so that what is in it can be renamed into place."""
+    def make(self, owner: processes.Process | None = None) -> Path:
+        """Returns a new empty folder, on the store's file system, so that what is in it can be renamed into place.
+
+        Args:
+            owner: once it is dead the folder counts as left over; this process if None.
+        """
         parent = durable.make_folders(self._disk, self._root, "tmp")
-        path = parent / processes.this_process().token(secrets.token_hex(4))
+        path = parent / (owner or processes.this_process()).token(secrets.token_hex(4))
         with durable.translated(path):
             self._disk.make_folder(path)
         return path
@@ -54,12 +59,24 @@ class WorkFolders:
                 StorageError.
         """
         swept = []
-        for path in filter(self._is_left_over, _folders(self._root / "tmp")):
+        for path in filter(self._is_left_over, folders(self._root / "tmp")):
             with contextlib.suppress(StorageError):
-                finish(path)
-                durable.remove_tree(self._disk, path)
+                self._take_away(path, finish)
                 swept.append(path.name)
         return swept
+
+    def _take_away(self, path: Path, finish: Callable[[Path], None]) -> None:
+        # under another name at first: a child of the dead process may still be at work in it, and fails from now on
+        taken = path.with_name(processes.this_process().token(secrets.token_hex(4)))
+        with durable.translated(path):
+            self._disk.rename(path, taken)
+        try:
+            finish(taken)
+            durable.remove_tree(self._disk, taken)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._disk.rename(taken, path)
+            raise
 
     def _is_left_over(self, path: Path) -> bool:
         maker = processes.Process.from_token(path.name)
@@ -72,7 +89,8 @@ class WorkFolders:
         return False
 
 
-def _folders(path: Path) -> list[Path]:
+def folders(path: Path) -> list[Path]:
+    """Returns the folders in a folder; none if it cannot be looked at."""
     try:
         with os.scandir(path) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]

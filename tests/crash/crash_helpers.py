@@ -92,7 +92,7 @@ def new_store(path: Path, *, disk: Disk | None = None) -> StoreFiles:
 
 
 def save(store: StoreFiles, step: int) -> CommitRecord:
-    return store.commit(RUN, CommitDraft(None, step), components(step))
+    return store.commit(RUN, CommitDraft(None, step), components(step)).record
 
 
 def check(store: StoreFiles) -> list[int]:

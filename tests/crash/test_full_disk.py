@@ -4,11 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from crash_helpers import RUN, check, new_store, save
 
 from simckpt.errors import StorageError, StorageFullError
-from simckpt.storage import StoreFiles
+from simckpt.state.leaf import LogLeaf
+from simckpt.state.tree import Encoded
+from simckpt.storage import Commit, CommitDraft, StoreFiles
 
 LIMITED = """
 import resource, sys
@@ -101,3 +104,36 @@ def test_a_read_only_mount_is_read(tiny_disk):
         save(found, 2)
     with pytest.raises(StorageError):
         found.claim(RUN)
+
+
+def save_log(store, step: int, older=()) -> Commit:
+    """Saves 100 more rows of 64 bytes; the rows of the saves before lie in segments."""
+    rows = np.full((100, 64), step, np.uint8)
+    column = LogLeaf(rows, "uint8", (100 * (len(older) + 1), 64), "numpy", older)
+    missing = store.missing_segments({piece.segment for piece in older})
+    assert not missing
+    return store.commit(RUN, CommitDraft(None, step), {"replay": Encoded({"rows": column}, b"{}")})
+
+
+def test_pruning_frees_the_segments_of_logs_on_a_full_disk(tiny_disk):
+    store = new_store(tiny_disk / "store")
+    with store.claim(RUN):
+        older, step = (), 0
+        while True:
+            step += 1
+            # a ring: no more than the last two pieces are meant
+            try:
+                older = save_log(store, step, older[-2:]).leaves["replay/rows"].pieces
+            except StorageFullError:
+                break
+        assert step > 5
+        fill(tiny_disk / "ballast")
+        before = len(list((store.path / "segments").iterdir()))
+        for seq in range(1, step - 1):
+            store.prune(RUN, seq, "full")
+        assert len(list((store.path / "segments").iterdir())) == 3 < before
+        assert list((store.path / "trash").iterdir()) == []
+        commit = save_log(store, step, older[-2:])
+        found = store.read(RUN, commit.record.seq)["replay"].leaves["rows"].data
+        assert found[:, 0].tolist() == [step - 2] * 100 + [step - 1] * 100 + [step] * 100
+        store.verify(RUN, commit.record.seq)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import simckpt.storage
-from simckpt.storage import claims, records, sealed, work
+from simckpt.storage import claims, preparing, records, sealed, starts, unchanged, work
 
 DOCUMENT = (Path(simckpt.storage.__file__).parent / "FORMAT.md").read_text()
 GOLDEN = Path(__file__).parent / "golden" / f"v{sealed.VERSION[0]}.{sealed.VERSION[1]}"
@@ -18,8 +18,10 @@ def test_the_examples_have_the_keys_of_real_records():
     assert found.keys() == real.keys()
     for name, record in real.items():
         assert list(found[name]) == list(record), name
-    (line,) = found["simckpt index"]["leaves"]
-    assert line.keys() == {key for leaf in real["simckpt index"]["leaves"] for key in leaf}
+    lines, leaves = found["simckpt index"]["leaves"], real["simckpt index"]["leaves"]
+    assert {key for line in lines for key in line} == {key for leaf in leaves for key in leaf}
+    (segment, *_), (other, *_) = found["simckpt index"]["segments"], real["simckpt index"]["segments"]
+    assert segment.keys() == other.keys()
 
 
 def test_the_numbers_are_those_of_the_code():
@@ -28,5 +30,8 @@ def test_the_numbers_are_those_of_the_code():
     assert f"every {claims.BEAT_EVERY:.0f} s" in DOCUMENT
     assert f"{claims.RESERVE >> 10} KB" in DOCUMENT
     assert f"at most {records.COMMIT_LIMIT >> 10} KB" in DOCUMENT
+    assert f"at most **{preparing.MAX_SEGMENTS}** segments" in DOCUMENT
+    assert f"of at least {unchanged.LARGE >> 20} MB" in DOCUMENT
+    assert f"at most {starts.START_LIMIT >> 20} MB" in DOCUMENT
     assert work.UNKNOWN_AGE == 86_400
     assert "swept after a day" in DOCUMENT

@@ -54,7 +54,7 @@ def test_golden_stores_restore_bit_for_bit(version):
             name: decode(encoded.leaves, encoded.structure)
             for name, encoded in store.read(make_golden.RUN, record.seq).items()
         }
-        expected = make_golden.trees(step)
+        expected = make_golden.trees(step, version)
         assert list(found) == list(expected)
         for name, tree in expected.items():
             assert_same(found[name], tree, name)
@@ -78,8 +78,8 @@ def test_the_current_version_has_a_golden_store_and_still_writes_the_same(tmp_pa
     assert version in VERSIONS
     made, golden = files(make_golden.make(tmp_path / "store").path), files(GOLDEN / version)
     assert made.keys() == golden.keys()
-    by_layout = ("state.h5", "leaves.json", "commit.json")
-    same_layout = all(made[name] == golden[name] for name in made if name.endswith("state.h5"))
+    by_layout = (".h5", "leaves.json", "commit.json")
+    same_layout = all(made[name] == golden[name] for name in made if name.endswith(".h5"))
     for name in made:
         if same_layout or not name.endswith(by_layout):
             assert made[name] == golden[name], name
@@ -93,3 +93,33 @@ def test_golden_state_opens_in_any_hdf5_viewer(version):
             found = file["envs"][path][...]
             array = envs["physics"][path[8:]] if path.startswith("physics/") else envs[path.replace("%2F", "/")]
             assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+def test_golden_segments_are_shared_wrapped_and_seen_whole_in_any_viewer():
+    store = StoreFiles.open(GOLDEN / "v0.2")
+    leaves = store.index(make_golden.RUN, 3).leaves
+    assert [(piece.start, piece.stop, piece.rows) for piece in leaves["replay/rewards"].pieces] == [
+        (2, 6, 6),
+        (0, 6, 6),
+    ]
+    (table,) = leaves["frozen/table"].pieces
+    assert (table.start, table.stop) == (0, 1024)
+    assert store.index(make_golden.RUN, 1).leaves["frozen/table"].pieces == ()
+    segments = {piece.segment for seq in (1, 3) for leaf in store.index(make_golden.RUN, seq) for piece in leaf.pieces}
+    assert {path.stem for path in (GOLDEN / "v0.2" / "segments").iterdir()} == segments
+    with h5py.File(GOLDEN / "v0.2" / "runs" / make_golden.RUN / "checkpoints" / "00000003" / "state.h5") as file:
+        for name, expected in {**make_golden.replay(411), **make_golden.frozen()}.items():
+            if name != "rows_added":
+                found = (file["replay"] if name in file["replay"] else file["frozen"])[name][...]
+                assert (found.dtype, found.shape, found.tobytes()) == (
+                    expected.dtype, expected.shape, expected.tobytes()
+                )  # fmt: skip
+
+
+def test_golden_starts_and_marks_are_read():
+    store = StoreFiles.open(GOLDEN / "v0.2")
+    record = store.records(make_golden.RUN)[2]
+    start = store.read_start(make_golden.RUN, record.start)
+    assert (start.git["diff"], start.device, start.host) == ("-1\n+2\n", {"cpu": "golden"}, "golden")
+    marks = store.marks_of(make_golden.RUN, record.id)
+    assert (marks.tags, marks.pinned, dict(marks.metrics)) == ({"good"}, True, {"eval/late": 2.5})

@@ -47,7 +47,7 @@ def new_store(path: Path, *, disk: Disk | None = None, run: str = "ant-ppo") -> 
 
 
 def save(store: StoreFiles, seed: int = 0, *, run: str = "ant-ppo", parent: str | None = None):
-    return store.commit(run, CommitDraft(parent, step=seed), components(seed))
+    return store.commit(run, CommitDraft(parent, step=seed), components(seed)).record
 
 
 def assert_same(found: dict[str, Encoded], expected: dict[str, Encoded]) -> None:

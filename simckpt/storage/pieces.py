@@ -1,0 +1,196 @@
+"""Reads rows out of segments, verified: into an array for a restore, or in portions for a merge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from simckpt.errors import DamagedError, FormatError, SegmentMissingError, StoreError
+from simckpt.state.leaf import Leaf, Piece
+from simckpt.storage import digests, durable, reader, segments
+from simckpt.storage.index import LeafRecord, SegmentRecord
+
+
+def read_leaves(root: Path, leaves: Sequence[LeafRecord], *, path: Path) -> dict[str, Leaf]:
+    """Returns {path: leaf} of leaves that lie in segments, whole and every byte verified.
+
+    Args:
+        root: the store's folder.
+        leaves: lines of an index.
+        path: the checkpoint's folder, for messages.
+
+    Raises:
+        SegmentMissingError: with the ids of all that are gone.
+        DamagedError: naming every damaged leaf.
+        FormatError: pieces that overlap.
+        StorageError: not enough memory, or the permissions refuse.
+    """
+    check_overlaps(leaves, path)
+    result: dict[str, Leaf] = {}
+    damaged: dict[str, list[str]] = {}
+    gone: dict[str, list[str]] = {}
+    for leaf in leaves:
+        array = reader.new_array(leaf)
+        view, place, whole = array.reshape(-1).view(np.uint8).data, 0, True
+        for piece in leaf.pieces:
+            length = (piece.stop - piece.start) * leaf.row_size
+            try:
+                with segments.opened(root, piece.segment) as descriptor:
+                    good = _read_piece(descriptor, piece, leaf.row_size, view[place : place + length])
+            except FileNotFoundError:
+                gone.setdefault(piece.segment, []).append(leaf.path)
+                good = False
+            else:
+                if not good:
+                    damaged.setdefault(piece.segment, []).append(leaf.path)
+            whole, place = whole and good, place + length
+        if whole:
+            result[leaf.path] = Leaf(array, leaf.dtype, leaf.shape, leaf.kind)
+    if gone:
+        raise _missing(root, path, gone)
+    if damaged:
+        first = next(iter(damaged))
+        found = list(dict.fromkeys(name for names in damaged.values() for name in names))
+        raise reader.damage(root / segments.FOLDER / segments.file_name(first), found)
+    return result
+
+
+def _missing(root: Path, path: Path, gone: dict[str, list[str]]) -> SegmentMissingError:
+    leaves = list(dict.fromkeys(name for names in gone.values() for name in names))
+    return SegmentMissingError(
+        f"{path} needs {len(gone)} segments that are gone from {root / segments.FOLDER}, such as {next(iter(gone))}: "
+        f"{reader.enumerate_paths(leaves)} cannot be read; restore another checkpoint",
+        ids=list(gone),
+        path=root / segments.FOLDER,
+        leaves=leaves,
+    )
+
+
+def check_overlaps(leaves: Iterable[LeafRecord], path: Path) -> None:
+    """Raises FormatError if bytes of a segment are named twice: a small file must not unfold into a large state."""
+    position: dict[str, int] = {}
+    spans = sorted(
+        (piece.segment, piece.offset, piece.offset + piece.rows * leaf.row_size, leaf.path)
+        for leaf in leaves
+        for piece in leaf.pieces
+    )
+    for segment, start, stop, name in spans:
+        if start < position.get(segment, 0):
+            raise FormatError(f"{path}: {name!r} overlaps with another piece in segment {segment}")
+        position[segment] = stop
+
+
+def _read_piece(descriptor: int, piece: Piece, row_size: int, target: memoryview) -> bool:
+    """Fills `target` with the rows that are meant; returns whether all rows of the piece are what was saved."""
+    hasher = digests.Hasher(piece.digest.partition(":")[0])
+    first, last = piece.offset + piece.start * row_size, piece.offset + piece.stop * row_size
+    try:
+        if not reader.digest_span(descriptor, hasher, piece.offset, first):
+            return False
+        for start in range(0, target.nbytes, durable.CHUNK):
+            part = target[start : start + durable.CHUNK]
+            if reader.read_into(descriptor, part, first + start) < part.nbytes:
+                return False
+            hasher.update(part)
+        if not reader.digest_span(descriptor, hasher, last, piece.offset + piece.rows * row_size):
+            return False
+    except OSError:
+        return False
+    return hasher.digest() == piece.digest
+
+
+def copy_rows(root: Path, pieces: Sequence[Piece], row_size: int) -> Iterator[memoryview]:
+    """Yields the bytes of some rows in portions, each of them to be done with before the next is asked for.
+
+    Raises:
+        SegmentMissingError: a segment is gone.
+        DamagedError: a segment is not what was saved, which is known only after its rows were given.
+        StorageError: the permissions refuse.
+    """
+    buffer = memoryview(bytearray(durable.CHUNK))
+    for piece in pieces:
+        try:
+            with segments.opened(root, piece.segment) as descriptor:
+                yield from _copy_piece(descriptor, piece, row_size, buffer, root)
+        except FileNotFoundError as error:
+            raise SegmentMissingError(f"the segment {piece.segment} of {root} is gone", ids=[piece.segment]) from error
+
+
+def _copy_piece(descriptor: int, piece: Piece, row_size: int, buffer: memoryview, root: Path) -> Iterator[memoryview]:
+    path = root / segments.FOLDER / segments.file_name(piece.segment)
+    hasher = digests.Hasher(piece.digest.partition(":")[0])
+    first, last = piece.offset + piece.start * row_size, piece.offset + piece.stop * row_size
+    end = piece.offset + piece.rows * row_size
+    damaged = DamagedError(f"{path} is damaged: its rows cannot be merged with others", path=path)
+    position = piece.offset
+    while position < end:
+        stop = min(position + len(buffer), first if position < first else last if position < last else end)
+        part = buffer[: stop - position]
+        try:
+            done = reader.read_into(descriptor, part, position)
+        except OSError as error:
+            raise damaged from error
+        if done < part.nbytes:
+            raise damaged
+        hasher.update(part)
+        if first <= position < last:
+            yield part
+        position = stop
+    if hasher.digest() != piece.digest:
+        raise damaged
+
+
+def verify(root: Path, leaves: Iterable[LeafRecord], known: Mapping[str, SegmentRecord], *, path: Path) -> None:
+    """Compares every byte of the segments that a checkpoint uses with its digest; needs little memory.
+
+    Args:
+        root: the store's folder.
+        leaves: of the checkpoint's index.
+        known: {id: segment} by the index.
+        path: the checkpoint's folder, for messages.
+
+    Raises:
+        SegmentMissingError: with the ids of all that are gone.
+        DamagedError: naming every damaged leaf, or a segment that is damaged outside of them.
+        FormatError: pieces that overlap.
+    """
+    leaves = [leaf for leaf in leaves if leaf.pieces]
+    check_overlaps(leaves, path)
+    gone: dict[str, list[str]] = {}
+    damaged: dict[str, None] = {}
+    for leaf in leaves:
+        for piece in leaf.pieces:
+            try:
+                for _ in copy_rows(root, [piece], leaf.row_size):
+                    pass
+            except SegmentMissingError:
+                gone.setdefault(piece.segment, []).append(leaf.path)
+            except DamagedError:
+                damaged[leaf.path] = None
+    if gone:
+        raise _missing(root, path, gone)
+    if damaged:
+        raise reader.damage(root / segments.FOLDER, list(damaged))
+    for segment in known.values():
+        _check_rest(root, segment)
+
+
+def _check_rest(root: Path, segment: SegmentRecord) -> None:
+    path = root / segments.FOLDER / segments.file_name(segment.id)
+    hasher = digests.Hasher(segment.digest.partition(":")[0])
+    try:
+        with segments.opened(root, segment.id) as descriptor:
+            whole = os.fstat(descriptor).st_size == segment.size
+            for start, stop in segment.spans:
+                reader.digest_span(descriptor, hasher, start, stop)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise DamagedError(f"{path} is missing or unreadable", path=path) from error
+    if not whole or hasher.digest() != segment.digest:
+        raise DamagedError(
+            f"{path} is damaged outside of its rows: viewers may fail, a restore needs none of it", path=path
+        )

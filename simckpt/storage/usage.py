@@ -1,0 +1,125 @@
+"""Which segments are in use: by checkpoints, of whichever run of the store, and by saves in progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from simckpt.errors import CheckpointNotFoundError, DamagedError, StorageError, StoreError
+from simckpt.storage import index, names, reader, records, sealed, work
+from simckpt.storage.records import CommitRecord
+from simckpt.storage.store_reader import COMMIT_FILE, Stamp, StoreReader, stamp
+
+
+class SegmentUse:
+    """Looks through the indexes of a store; what it found is kept, for checkpoints do not change."""
+
+    def __init__(self, store: StoreReader) -> None:
+        self._store = store
+        self._found: dict[str, dict[int, tuple[Stamp, frozenset[str] | None]]] = {}
+
+    def by_checkpoints(self) -> set[str] | None:
+        """Returns the ids of the segments that checkpoints use; None if that cannot be known for all of them.
+
+        Raises:
+            StorageError: a folder cannot be looked at for the moment.
+        """
+        used: set[str] = set()
+        runs = _runs(self._store.path)
+        for gone in self._found.keys() - runs:
+            del self._found[gone]
+        for run in runs:
+            for found in self._look_at(run).values():
+                if found is None:
+                    return None
+                used |= found
+        return used
+
+    def _look_at(self, run: str) -> dict[int, frozenset[str] | None]:
+        stamps, before = self._store.stamps(run), self._found.get(run, {})
+        fresh = [seq for seq, now in stamps.items() if seq not in before or before[seq][0] != now]
+        found = {seq: entry for seq, entry in before.items() if seq in stamps}
+        damaged: dict[int, StoreError] = {}
+        for record in self._store.records(run, only=fresh, damaged=damaged) if fresh else []:
+            uses: frozenset[str] | None = frozenset()
+            if isinstance(record, CommitRecord) and record.segments:
+                uses = self._uses(run, record.seq)
+            found[record.seq] = stamps[record.seq], uses
+        result = {seq: uses for seq, (_, uses) in found.items()}
+        # what may be readable again later is not kept
+        self._found[run] = {seq: entry for seq, entry in found.items() if entry[1] is not None}
+        return {**result, **dict.fromkeys(damaged, None)}
+
+    def note(self, run: str, seq: int, segments: Iterable[str]) -> None:
+        """Takes note of what a checkpoint uses that was just committed, so that its index need not be read."""
+        with (
+            contextlib.suppress(FileNotFoundError, StoreError),
+            reader.opened_folder(self._store.path, "runs", run, "checkpoints") as folder,
+        ):
+            found = stamp(folder, f"{names.sequence_name(seq)}/{COMMIT_FILE}")
+            self._found.setdefault(run, {})[seq] = found, frozenset(segments)
+
+    def _uses(self, run: str, seq: int) -> frozenset[str] | None:
+        try:
+            return self._store.segment_ids(run, seq)
+        except CheckpointNotFoundError:
+            return frozenset()  # pruned meanwhile
+        except StoreError:
+            return None
+
+    def find(self, wanted: set[str]) -> dict[str, index.SegmentRecord]:
+        """Returns {id: segment} of those that a checkpoint vouches for; reads indexes until all are found.
+
+        Raises:
+            StorageError: a folder cannot be looked at for the moment.
+        """
+        found: dict[str, index.SegmentRecord] = {}
+        for run in sorted(_runs(self._store.path)):
+            for seq in reversed(self._store.stamps(run)):
+                if wanted <= found.keys():
+                    return found
+                with contextlib.suppress(StoreError):
+                    if (wanted - found.keys()) & self._store.segment_ids(run, seq):
+                        known = self._store.index(run, seq).segments
+                        found |= {identity: known[identity] for identity in wanted & known.keys()}
+        return found
+
+
+def by_saves(root: Path) -> set[str] | None:
+    """Returns the ids of the segments that saves in progress, of whatever process, have announced that they need.
+
+    A record that is not whole yet belongs to a save that has not looked yet whether its segments are there. None if a
+    record cannot be understood.
+
+    Raises:
+        StorageError: the folder cannot be looked at for the moment.
+    """
+    used: set[str] = set()
+    for folder in work.folders(root / "tmp"):
+        path = folder / work.JOB_FILE
+        try:
+            job = sealed.unseal(
+                reader.read_small(folder, work.JOB_FILE, limit=records.RECORD_LIMIT, path=path), "job", path=path
+            )
+            if job.text("job") == "save":
+                used.update(job.texts("uses"), job.texts("made"))
+        except (FileNotFoundError, DamagedError):
+            continue
+        except StorageError:
+            raise
+        except StoreError:
+            return None
+    return used
+
+
+def _runs(root: Path) -> set[str]:
+    # the folders, not the runs: checkpoints beside a lost run.json need their segments, too
+    try:
+        with os.scandir(root / "runs") as entries:
+            return {entry.name for entry in entries if names.is_run_name(entry.name) and entry.is_dir()}
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise StorageError(f"the runs of {root} cannot be listed: {error.strerror}") from error
