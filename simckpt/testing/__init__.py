@@ -1,4 +1,4 @@
-"""Tools that test a training loop of your own for exactness."""
+"""Tools that test a training loop of your own, or an adapter for a replay buffer of your own, for exactness."""
 
 from simckpt.testing.exact_resume import (
     ExactResumeReport,
@@ -6,5 +6,14 @@ from simckpt.testing.exact_resume import (
     UncoveredStateWarning,
     assert_exact_resume,
 )
+from simckpt.testing.replay_conformance import NonconformingAdapterError, ReplayAdapterSuite, check_adapter
 
-__all__ = ["ExactResumeReport", "InexactResumeError", "UncoveredStateWarning", "assert_exact_resume"]
+__all__ = [
+    "ExactResumeReport",
+    "InexactResumeError",
+    "NonconformingAdapterError",
+    "ReplayAdapterSuite",
+    "UncoveredStateWarning",
+    "assert_exact_resume",
+    "check_adapter",
+]
