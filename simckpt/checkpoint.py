@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from simckpt import provenance, state
-from simckpt.errors import LeafNotFoundError, VersionWarning
+from simckpt.errors import ConfigurationError, LeafNotFoundError, VersionWarning
+from simckpt.policies import CheckpointFacts
 from simckpt.restore import BoundComponent, apply, bind
+from simckpt.storage.marks import UNMARKED
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
-    from simckpt.storage import CommitRecord, LeafRecord, StoreFiles
+    from simckpt.storage import CommitRecord, LeafRecord, Marks, StartRecord, StoreFiles
 
 
 class Checkpoint:
@@ -25,21 +27,33 @@ class Checkpoint:
         seq: the number of its commit in the run, from 1 on.
         step: the step of the training loop at the save [env steps].
         parent: the id of the checkpoint before it, or None.
-        kind: "save".
-        metrics: the metrics that were given to the save.
+        start: the id of the record of the start that saved it, or None in a store of format 0.1.
+        kind: "save", or "exception" for a post-mortem of a loop that an exception ended.
         created: UTC time of the commit [s since 1970].
+
+    Tags, the pin and later metrics are read when first asked for and then kept in this object; what another process
+    adds afterwards shows in objects made afterwards.
     """
 
-    def __init__(self, files: StoreFiles, run: str, record: CommitRecord) -> None:
+    def __init__(
+        self,
+        files: StoreFiles,
+        run: str,
+        record: CommitRecord,
+        *,
+        marks: Callable[[], Mapping[str, Marks]] | None = None,
+    ) -> None:
         self._files = files
         self._record = record
+        self._known_marks = marks  # of the whole run, where many checkpoints are made at once
+        self._own_marks: Marks | None = None
         self.run = run
         self.id = record.id
         self.seq = record.seq
         self.step = record.step
         self.parent = record.parent
+        self.start = record.start
         self.kind = record.kind
-        self.metrics: Mapping[str, float] = MappingProxyType(dict(record.metrics))
         self.created = record.created
 
     def __repr__(self) -> str:
@@ -52,13 +66,141 @@ class Checkpoint:
         return hash(self.id)
 
     @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics that were given to the save, and those added later, which win."""
+        return MappingProxyType({**self._record.metrics, **self._marks.metrics})
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """Its tags."""
+        return self._marks.tags
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is protected from pruning by policy."""
+        return self._marks.pinned
+
+    @property
+    def _marks(self) -> Marks:
+        if self._own_marks is None:
+            if self._known_marks is None:
+                self._own_marks = self._files.marks_of(self.run, self.id)
+            else:
+                self._own_marks = self._known_marks().get(self.id) or UNMARKED
+        return self._own_marks
+
+    def tag(self, *tags: str) -> None:
+        """Adds tags; the run may be in training meanwhile, by this or another process.
+
+        Raises:
+            InvalidNameError: a text that cannot be a tag: letters, digits, dots, underscores and hyphens, at most 100.
+            CheckpointNotFoundError: it has been pruned.
+            StorageError: the disk refused.
+        """
+        for tag in tags:
+            self._files.tag(self.run, self.seq, tag)
+        self._own_marks = self._files.marks_of(self.run, self.id)
+
+    def untag(self, *tags: str) -> None:
+        """Removes tags; those that it lacks are no error. Raises as `tag`."""
+        for tag in tags:
+            self._files.untag(self.run, self.seq, tag)
+        self._own_marks = self._files.marks_of(self.run, self.id)
+
+    def pin(self) -> None:
+        """Protects it from pruning by policy, until `unpin`; raises as `tag`."""
+        self._files.pin(self.run, self.seq)
+        self._own_marks = self._files.marks_of(self.run, self.id)
+
+    def unpin(self) -> None:
+        """Ends the protection; raises as `tag`."""
+        self._files.unpin(self.run, self.seq)
+        self._own_marks = self._files.marks_of(self.run, self.id)
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Adds metrics that came after the save, such as those of a longer evaluation; of one name the latest counts.
+
+        Args:
+            metrics: {name: number}, at most 4 KB as JSON in one call. None is no value yet.
+
+        Raises:
+            ConfigurationError: no numbers, or too many.
+            CheckpointNotFoundError, StorageError: as `tag`.
+        """
+        self._files.add_metrics(self.run, self.seq, _checked(metrics))
+        self._own_marks = self._files.marks_of(self.run, self.id)
+
+    @property
     def versions(self) -> Mapping[str, str]:
-        """The library versions and the machine it was saved with."""
+        """The library versions and the machine's architecture it was saved with."""
         return MappingProxyType(dict(self._record.versions))
 
     @property
+    def host(self) -> str:
+        """Name of the machine that saved it."""
+        return self._record.host
+
+    @property
+    def duration(self) -> float:
+        """From the moment when the save was due until it was written, mostly in the background [s]."""
+        return self._record.duration
+
+    @property
+    def size(self) -> int:
+        """What it added to the store when it was saved, replay rows included [bytes]."""
+        return self._record.size
+
+    @property
+    def _start(self) -> StartRecord:
+        return self._files.read_start(self.run, self.start)
+
+    @property
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """The hyperparameters in force at the start of the run that saved it."""
+        return MappingProxyType(dict(self._start.hyperparameters))
+
+    @property
+    def experiment(self) -> str | None:
+        """The id that groups runs, as given to `Store.start`."""
+        return self._start.experiment
+
+    @property
+    def git(self) -> Mapping[str, Any] | None:
+        """The commit, whether there were changes, and a bounded diff, when the run was started; None outside of git.
+
+        Keys: `commit`, `dirty`, `diff`, `diff_complete`, `left_out` and `untracked`; see `provenance.git_state`.
+        """
+        git = self._start.git
+        return None if git is None else MappingProxyType(dict(git))
+
+    @property
+    def device(self) -> str:
+        """The GPUs that torch had in use when the checkpointer was made, and the CPU; empty where unknown."""
+        device = self._start.device
+        return ", ".join(filter(None, [*device.get("gpus", ()), device.get("cpu", "")]))
+
+    def as_facts(self) -> CheckpointFacts:
+        """Returns what policies may look at."""
+        return CheckpointFacts(self.id, self.step, self.metrics, self.created, self.size, self.tags)
+
+    def fact(self, name: str) -> Any:
+        """Returns what a name of the query language stands for, or None.
+
+        Args:
+            name: one of `query.FIELDS`, `metrics.<name>`, `hyperparameters.<name>` or `versions.<package>`.
+        """
+        group, dot, rest = name.partition(".")
+        if not dot:
+            return getattr(self, {"tag": "tags"}.get(name, name))
+        if group == "metrics":
+            return self._marks.metrics.get(rest, self._record.metrics.get(rest))
+        if group == "versions":
+            return self._record.versions.get(rest)
+        return _dig(self._start.git if group == "git" else self._start.hyperparameters, rest)
+
+    @property
     def nbytes(self) -> int:
-        """Size of its files [bytes]."""
+        """Size of its own files [bytes], without the segments that it shares with other checkpoints."""
         return sum(file.size for file in self._record.files)
 
     def leaves(self) -> Mapping[str, LeafRecord]:
@@ -130,3 +272,31 @@ class Checkpoint:
             message = f"checkpoint {self.id} was saved elsewhere, and going on from it may not be bit-exact: "
             warnings.warn(message + "; ".join(differences), VersionWarning, stacklevel=3)
         apply(bound, saved, source=f"checkpoint {self.id} (run {self.run!r}, step {self.step})")
+
+
+def _dig(values: Any, path: str) -> Any:
+    """Returns the value at a path such as `optimizer.lr` in nested dicts, whose keys may hold dots; None if missing."""
+    if not isinstance(values, Mapping):
+        return None
+    if path in values:
+        return values[path]
+    return next(
+        (
+            found
+            for key, inner in values.items()
+            if path.startswith(f"{key}.") and (found := _dig(inner, path[len(key) + 1 :])) is not None
+        ),
+        None,
+    )
+
+
+def _checked(metrics: Mapping[str, Any]) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise ConfigurationError(f"metrics are a dict of numbers, got a {type(metrics).__name__}", keys=["metrics"])
+    checked: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            checked |= {} if value is None else {str(name): float(value)}
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(f"metric {name!r} is no number: {value!r}", keys=[str(name)]) from error
+    return checked

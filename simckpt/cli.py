@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import json
 import math
+import operator
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +23,9 @@ from rich.tree import Tree
 
 from simckpt.checkpoint import Checkpoint
 from simckpt.comparison import Comparison, compare
-from simckpt.errors import SimckptError, StoreError
-from simckpt.run import Run
-from simckpt.store import Store
+from simckpt.errors import ConfigurationError, SimckptError, StoreError
+from simckpt.policies import KeepBest, KeepEvery, KeepLast, KeepPolicy, KeepTagged, MaxBytes
+from simckpt.store import RunContents, Store
 
 DIFFERENT, FAILED = 1, 2  # exit codes; 0: done, or identical
 SHORT_ID = 12  # hex digits of an id shown on a terminal
@@ -36,7 +39,7 @@ Address = typer.Argument(metavar="CHECKPOINT", help="An id, RUN, RUN@latest or R
 
 @app.callback()
 def main() -> None:
-    """Look at checkpoint stores: runs, checkpoints, leaves, and how two checkpoints differ."""
+    """Look at checkpoint stores: runs, checkpoints, leaves, how two checkpoints differ; mark and prune checkpoints."""
 
 
 @app.command("ls")
@@ -47,56 +50,138 @@ def list_store(store: StorePath, as_json: AsJson = False) -> None:
     2: STORE cannot be read.
     """
     with _readable_errors():
-        contents = _contents(Store(store))
+        contents = Store(store).contents()
     if as_json:
-        _print_json([content.as_json() for content in contents])
+        _print_json([_contents_as_json(content) for content in contents])
         return
-    table = _table("run", "step", "checkpoint", "saved (UTC)", "size", "metrics")
+    rows = []
     for content in contents:
-        for checkpoint in content.checkpoints:
-            table.add_row(content.name, *_checkpoint_row(checkpoint))
-        for seq, error in content.damaged:
-            table.add_row(
-                content.name, "damaged", "" if seq is None else f"number {seq}", "", "", _printable(str(error))
-            )
+        rows += [_checkpoint_row(checkpoint) for checkpoint in content.checkpoints]
+        rows += [
+            [content.name, "damaged", "" if seq is None else f"number {seq}", "", "", _printable(str(error)), ""]
+            for seq, error in content.damaged
+        ]
         if not content.checkpoints and not content.damaged:
-            table.add_row(content.name, "no checkpoint yet")
+            rows.append([content.name, "no checkpoint yet", "", "", "", "", ""])
+    _print_checkpoints(rows)
+
+
+@app.command("find")
+def find(
+    store: StorePath,
+    where: Annotated[str | None, typer.Option(help="Such as: eval/return > 3000 and git.commit = '4f2c9a1'")] = None,
+    abandoned: Annotated[
+        bool, typer.Option("--abandoned", help="Also those off the line of their run's head.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the checkpoints of STORE that meet a condition.
+
+    A condition compares a name with a value by = != < <= > >= like; `and`, `or`, `not` and brackets join conditions.
+    Names: metrics and hyperparameters, id, run, step, kind, parent, created, duration, size, host, device, experiment,
+    git.commit, git.dirty, tag, pinned, versions.PACKAGE. Text stands in quotes; % in a `like` is any text.
+    Exit code 0: listed, be it none; 2: the condition has no meaning, or STORE cannot be read.
+    """
+    damaged: dict[tuple[str, int | None], StoreError] = {}
+    with _readable_errors():
+        found = Store(store).checkpoints(where, abandoned=abandoned, damaged=damaged)
+    for error in damaged.values():
+        print(f"simckpt: not looked at: {_printable(str(error))}", file=sys.stderr)
+    if as_json:
+        _print_json([_checkpoint_as_json(checkpoint) for checkpoint in found])
+        return
+    _print_checkpoints([_checkpoint_row(checkpoint) for checkpoint in found])
+
+
+@app.command("pin")
+def pin(store: StorePath, checkpoint: Annotated[str, Address], as_json: AsJson = False) -> None:
+    """Protect CHECKPOINT from pruning."""
+    with _readable_errors():
+        found = Store(store).checkpoint(checkpoint)
+        found.pin()
+    _print_marks(found, as_json=as_json)
+
+
+@app.command("unpin")
+def unpin(store: StorePath, checkpoint: Annotated[str, Address], as_json: AsJson = False) -> None:
+    """End the protection of CHECKPOINT from pruning."""
+    with _readable_errors():
+        found = Store(store).checkpoint(checkpoint)
+        found.unpin()
+    _print_marks(found, as_json=as_json)
+
+
+@app.command("tag")
+def tag(
+    store: StorePath,
+    checkpoint: Annotated[str, Address],
+    tags: Annotated[list[str], typer.Argument(metavar="TAG...", help="Letters, digits, dots, underscores, hyphens.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the tags instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tag CHECKPOINT; also while its run is training."""
+    with _readable_errors():
+        found = Store(store).checkpoint(checkpoint)
+        if remove:
+            found.untag(*tags)
+        else:
+            found.tag(*tags)
+    _print_marks(found, as_json=as_json)
+
+
+@app.command("prune")
+def prune(
+    store: StorePath,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")],
+    keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the last N.")] = None,
+    keep_best: Annotated[
+        tuple[int, str] | None, typer.Option(metavar="N METRIC", help="Keep the N best by a metric.")
+    ] = None,
+    mode: Annotated[str, typer.Option(help="What is best: max or min.")] = "max",
+    keep_every_steps: Annotated[int | None, typer.Option(metavar="N", help="Keep one for each N steps.")] = None,
+    keep_every_minutes: Annotated[float | None, typer.Option(metavar="M", help="Keep one for each M minutes.")] = None,
+    keep_tagged: Annotated[bool, typer.Option("--keep-tagged", help="Keep those with any tag.")] = False,
+    max_bytes: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest that fit into N bytes.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be dropped, and why.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop the checkpoints of RUN that no option keeps, and show the reasons.
+
+    Never dropped: the newest, pinned ones, the origins of other runs and the targets of rollbacks.
+    """
+    policies: list[KeepPolicy] = []
+    with _readable_errors():
+        policies += [] if keep_last is None else [KeepLast(keep_last)]
+        policies += [] if keep_best is None else [KeepBest(*keep_best, mode=mode)]
+        policies += [] if keep_every_steps is None else [KeepEvery(steps=keep_every_steps)]
+        policies += [] if keep_every_minutes is None else [KeepEvery(minutes=keep_every_minutes)]
+        policies += [KeepTagged()] if keep_tagged else []
+        policies += [] if max_bytes is None else [MaxBytes(max_bytes)]
+        if not policies:
+            raise ConfigurationError("say what to keep, such as --keep-last 3: without that all but one would go")
+        opened = Store(store).run(run)
+        steps = {checkpoint.id: checkpoint.step for checkpoint in opened.checkpoints()}
+        verdicts = opened.prune(functools.reduce(operator.or_, policies), dry_run=dry_run)
+    if as_json:
+        _print_json([{"step": steps[verdict.id], **dataclasses.asdict(verdict)} for verdict in verdicts])
+        return
+    table = _table("step", "checkpoint", "", "reason")
+    for verdict in verdicts:
+        done = "keep" if verdict.keep else "would drop" if dry_run else "dropped"
+        table.add_row(f"{steps[verdict.id]:,}", _short(verdict.id), done, _printable(verdict.reason))
     _console().print(table)
 
 
-@dataclass(frozen=True)
-class _Content:
-    """What is known of one run: its record and checkpoints, and (commit number, or None for the record, error)."""
-
-    name: str
-    run: Run | None
-    checkpoints: list[Checkpoint]
-    damaged: tuple[tuple[int | None, StoreError], ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "run": self.name,
-            "id": None if self.run is None else self.run.id,
-            "created": None if self.run is None else self.run.created,
-            "hyperparameters": {} if self.run is None else dict(self.run.hyperparameters),
-            "checkpoints": [_checkpoint_as_json(checkpoint) for checkpoint in self.checkpoints],
-            "damaged": [{"seq": seq, "error": str(error)} for seq, error in self.damaged],
-        }
-
-
-def _contents(store: Store) -> list[_Content]:
-    """Returns what each run holds, in the order of creation; runs whose record is damaged come last."""
-    contents = []
-    for name in store.files.runs():
-        try:
-            run = store.run(name)
-        except StoreError as error:
-            contents.append(_Content(name, None, [], ((None, error),)))
-            continue
-        damaged: dict[int, StoreError] = {}
-        checkpoints = run.checkpoints(abandoned=True, damaged=damaged)
-        contents.append(_Content(name, run, checkpoints, tuple(damaged.items())))
-    return sorted(contents, key=lambda content: math.inf if content.run is None else content.run.created)
+def _contents_as_json(contents: RunContents) -> dict[str, Any]:
+    run = contents.run
+    return {
+        "run": contents.name,
+        "id": None if run is None else run.id,
+        "created": None if run is None else run.created,
+        "hyperparameters": {} if run is None else dict(run.hyperparameters),
+        "checkpoints": [_checkpoint_as_json(checkpoint) for checkpoint in contents.checkpoints],
+        "damaged": [{"seq": seq, "error": str(error)} for seq, error in contents.damaged],
+    }
 
 
 @app.command("show")
@@ -104,14 +189,12 @@ def show(store: StorePath, checkpoint: Annotated[str, Address], as_json: AsJson 
     """Show one CHECKPOINT of STORE: what it knows of itself, and its tree of leaves."""
     with _readable_errors():
         found = Store(store).checkpoint(checkpoint)
-        run = Store(store).run(found.run)
+        facts, known = _facts(found), _facts_as_json(found)
         leaves = found.leaves()
     if as_json:
         _print_json(
-            _checkpoint_as_json(found)
+            known
             | {
-                "hyperparameters": dict(run.hyperparameters),
-                "versions": dict(found.versions),
                 "leaves": [
                     {
                         "path": leaf.path,
@@ -127,7 +210,7 @@ def show(store: StorePath, checkpoint: Annotated[str, Address], as_json: AsJson 
         return
     console = _console()
     console.print(f"checkpoint {found.id}")
-    for label, value in _facts(found, run).items():
+    for label, value in facts.items():
         console.print(f"  {label:<16} {_printable(value)}", soft_wrap=True)
     console.print(_leaf_tree(found))
 
@@ -174,6 +257,15 @@ def _console() -> Console:
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
+def _print_checkpoints(rows: list[list[str]]) -> None:
+    # by hand: rich takes milliseconds for a row, and there may be ten thousand
+    header = ["run", "step", "checkpoint", "saved (UTC)", "size", "metrics", "marks"]
+    shown = [header[:-1] if not any(row[-1] for row in rows) else header, *rows]
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*shown, fillvalue="")]
+    lines = ["  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=False)]).rstrip() for row in shown]
+    print("\n".join(lines))
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in columns:
@@ -183,6 +275,8 @@ def _table(*columns: str) -> Table:
 
 def _printable(text: str, *, keep: str = "") -> str:
     """Returns a text without control characters, for names in a store may come from strangers."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() or each in keep else repr(each)[1:-1] for each in text)
 
 
@@ -201,9 +295,24 @@ def _strict(value: Any) -> Any:
 
 def _checkpoint_row(checkpoint: Checkpoint) -> list[str]:
     saved = datetime.fromtimestamp(checkpoint.created, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    facts = [f"{checkpoint.step:,}", _short(checkpoint.id), saved, _size(checkpoint.size), _metrics(checkpoint)]
+    return [checkpoint.run, *facts, _marks(checkpoint)]
+
+
+def _short(id: str) -> str:
     # whoever reads a pipe may want to keep the id
-    shown = checkpoint.id[:SHORT_ID] if sys.stdout.isatty() else checkpoint.id
-    return [f"{checkpoint.step:,}", shown, saved, _size(checkpoint.nbytes), _metrics(checkpoint)]
+    return id[:SHORT_ID] if sys.stdout.isatty() else id
+
+
+def _marks(checkpoint: Checkpoint) -> str:
+    return "  ".join([*(["pinned"] if checkpoint.pinned else []), *sorted(checkpoint.tags)])
+
+
+def _print_marks(checkpoint: Checkpoint, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(_checkpoint_as_json(checkpoint))
+    else:
+        _console().print(f"{checkpoint!r}: {_marks(checkpoint) or 'no tags, not pinned'}", soft_wrap=True)
 
 
 def _metrics(checkpoint: Checkpoint) -> str:
@@ -226,24 +335,49 @@ def _checkpoint_as_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "parent": checkpoint.parent,
         "kind": checkpoint.kind,
         "created": checkpoint.created,
+        "duration": checkpoint.duration,
         "nbytes": checkpoint.nbytes,
+        "size": checkpoint.size,
         "metrics": dict(checkpoint.metrics),
+        "tags": sorted(checkpoint.tags),
+        "pinned": checkpoint.pinned,
+        "host": checkpoint.host,
     }
 
 
-def _facts(checkpoint: Checkpoint, run: Run) -> dict[str, str]:
-    git = run.record.git
+def _facts_as_json(checkpoint: Checkpoint) -> dict[str, Any]:
+    return _checkpoint_as_json(checkpoint) | {
+        "hyperparameters": dict(checkpoint.hyperparameters),
+        "experiment": checkpoint.experiment,
+        "git": None if checkpoint.git is None else dict(checkpoint.git),
+        "device": checkpoint.device,
+        "versions": dict(checkpoint.versions),
+    }
+
+
+def _facts(checkpoint: Checkpoint) -> dict[str, str]:
+    git = checkpoint.git
+    saved = datetime.fromtimestamp(checkpoint.created, UTC).isoformat(sep=" ", timespec="milliseconds")
     return {
-        "run": f"{run.name} ({run.id})",
+        "run": checkpoint.run,
         "step": f"{checkpoint.step:,}",
         "parent": checkpoint.parent or "none",
-        "saved (UTC)": datetime.fromtimestamp(checkpoint.created, UTC).isoformat(sep=" ", timespec="milliseconds"),
-        "size": _size(checkpoint.nbytes),
+        "saved (UTC)": f"{saved}, took {checkpoint.duration:.3g} s" if checkpoint.duration else saved,
+        "size": f"{_size(checkpoint.nbytes)}, added {_size(checkpoint.size)} to the store",
         "metrics": _metrics(checkpoint) or "none",
-        "hyperparameters": "  ".join(f"{key}={value}" for key, value in run.hyperparameters.items()) or "none",
-        "git": f"{git['commit']}{' (with changes)' if git['dirty'] else ''}" if git else "none",
+        "marks": _marks(checkpoint) or "none",
+        "experiment": checkpoint.experiment or "none",
+        "hyperparameters": "  ".join(f"{key}={value}" for key, value in checkpoint.hyperparameters.items()) or "none",
+        "git": "none" if git is None else _commit(git),
+        "host": checkpoint.host,
+        "device": checkpoint.device or "unknown",
         "versions": "  ".join(f"{name} {version}" for name, version in checkpoint.versions.items()),
     }
+
+
+def _commit(git: Mapping[str, Any]) -> str:
+    changes = f", with changes: {len(git.get('diff', '').splitlines())} lines of diff (--json)" if git["dirty"] else ""
+    return f"{git['commit']}{changes}"
 
 
 def _leaf_tree(checkpoint: Checkpoint) -> Tree:

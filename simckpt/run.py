@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import platform
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from simckpt import configuration
+from simckpt import configuration, provenance
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StoreError, UpkeepWarning
-from simckpt.policies import KeepPolicy, SavePolicy
-from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord
+from simckpt.policies import KeepPolicy, SavePolicy, Verdict, retain
+from simckpt.storage import CommitRecord, RunRecord, StartRecord, StoreFiles, TombstoneRecord
 
 if TYPE_CHECKING:
     from simckpt.checkpointer import Checkpointer
@@ -25,12 +28,26 @@ Arguments = TypeVar("Arguments")
 class Run:
     """One training run of a store; made by `Store.start` (to write) and `Store.run` (to read)."""
 
-    def __init__(self, files: StoreFiles, name: str, *, claim: Claim | None = None) -> None:
+    def __init__(
+        self,
+        files: StoreFiles,
+        name: str,
+        *,
+        claim: Claim | None = None,
+        git: Mapping[str, Any] | None = None,
+        experiment: str | None = None,
+    ) -> None:
         self.name = name
         self.record: RunRecord = files.read_run(name)
         self.writer: Checkpointer | None = None
         self._files = files
         self._claim = claim
+        self._git = git
+        self._experiment = experiment or self.record.experiment
+        self._in_force: Mapping[str, Any] = self.record.hyperparameters
+        self._start: str | None = None
+        self._lineage: dict[int, str | None] = {}  # commit number -> target, if that commit was a rollback
+        self._origins: dict[str, str | None] = {}  # run of the store -> its origin
 
     def __repr__(self) -> str:
         access = "to write" if self._claim is not None else "to read"
@@ -45,8 +62,13 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Gives back the writer's claim; the run can be read, and be started by another process."""
+        """Gives back the writer's claim; the run can be read, and be started by another process.
+
+        Waits for a save that is in flight; if it fails, that is a `SaveFailedWarning` here.
+        """
         if self._claim is not None:
+            if self.writer is not None:
+                self.writer.close()
             self._claim.release()
             self._claim = None
 
@@ -101,12 +123,37 @@ class Run:
         committed = bool(self._files.sequence(self.name))
         allowed = set(free) if committed else set(free) | _wished(given, known)
         merged = configuration.in_force(self.record.hyperparameters, given, defaults=known, free=allowed, run=self.name)
+        self._in_force, self._start = merged, None
         self.log("configured", hyperparameters=merged)
         if not committed:
             claim.verify()
             self.record = replace(self.record, hyperparameters=merged)
             self._files.write_run(self.name, self.record)
         return configuration.with_values(args, merged)
+
+    def start_id(self) -> str:
+        """Returns the id of the record of this start: the hyperparameters in force, git, versions, host and device.
+
+        The record is written at the first call, and anew after `configure` has changed the hyperparameters; a start of
+        the same content shares it. Every checkpoint refers to the start that made it.
+
+        Raises:
+            ConfigurationError: the run was opened to read.
+            StorageError: the disk refused.
+        """
+        self._require_claim()
+        if self._start is None:
+            record = StartRecord(
+                created=time.time(),
+                hyperparameters=dict(self._in_force),
+                experiment=self._experiment,
+                git=self._git,
+                versions=provenance.versions(),
+                host=platform.node(),
+                device=provenance.device(),
+            )
+            self._start = self._files.write_start(self.name, record)
+        return self._start
 
     def _require_claim(self) -> Claim:
         if self._claim is None:
@@ -119,7 +166,7 @@ class Run:
         """Returns the checkpoints that the head descends from, oldest first.
 
         Args:
-            abandoned: also those that a rollback left behind.
+            abandoned: also those that a rollback left behind, and those that `OnException` kept for a post-mortem.
             damaged: receives {commit number: error} of the records that cannot be read, so that they hide no others;
                 the line of ancestors ends at such a record. Without it the first of them is raised.
 
@@ -129,7 +176,13 @@ class Run:
         records = self._files.records(self.name, damaged=damaged)
         if not abandoned:
             records = ancestry(records)
-        return [Checkpoint(self._files, self.name, record) for record in records if isinstance(record, CommitRecord)]
+        # read once for all of them, when the first is asked for
+        marks = functools.cache(lambda: self._files.marks(self.name))
+        return [
+            Checkpoint(self._files, self.name, record, marks=marks)
+            for record in records
+            if isinstance(record, CommitRecord)
+        ]
 
     def latest(self) -> Checkpoint:
         """Returns the head, or its nearest ancestor that has not been pruned.
@@ -184,25 +237,101 @@ class Run:
             raise CheckpointNotFoundError(f"no checkpoint of run {self.name!r} has a metric {metric!r}")
         return max(ranked, key=lambda entry: entry[:2])[2]
 
+    def protected(self) -> dict[str, str]:
+        """Returns {checkpoint id: reason} of what no policy may drop: pins, origins of runs and targets of rollbacks.
+
+        The newest is protected by `policies.retain` itself; what the program at hand restored from is known to its
+        checkpointer alone. Further calls read what is new: what was once an origin or a target remains one. A damaged
+        commit record protects nothing.
+
+        Raises:
+            DamagedError, FormatError, StorageError: another run's record cannot be read; what that run needs is not
+                known, so that nothing may be dropped.
+        """
+        new = set(self._files.sequence(self.name)) - self._lineage.keys()
+        for record in self._files.records(self.name, damaged={}, only=new):
+            self._lineage[record.seq] = record.parent if record.kind == "rollback" else None
+        for name in set(self._files.runs()) - self._origins.keys():
+            self._origins[name] = self._files.read_run(name).origin
+        reasons: dict[str, list[str]] = {}
+        for target in filter(None, self._lineage.values()):
+            reasons.setdefault(target, ["the target of a rollback"])
+        for name, origin in self._origins.items():
+            if origin is not None:
+                reasons.setdefault(origin, []).append(f"the origin of run {name!r}")
+        # a pin is there whatever has happened to the metrics beside it
+        for checkpoint, marks in self._files.marks(self.name, damaged={}).items():
+            if marks.pinned:
+                reasons.setdefault(checkpoint, []).append("pinned")
+        return {checkpoint: "; ".join(each) for checkpoint, each in reasons.items()}
+
+    def prune(self, keep: KeepPolicy, *, dry_run: bool = False) -> list[Verdict]:
+        """Drops the checkpoints that a policy does not keep, and returns a verdict with reasons on each, oldest first.
+
+        Looks at the checkpoints that the head descends from. Protected ones stay, see `protected`. A run that was
+        opened to read is claimed for the time it takes.
+
+        Args:
+            keep: such as `simckpt.KeepLast(3) | simckpt.KeepBest(2, "eval/return")`.
+            dry_run: only say what would be dropped.
+
+        Raises:
+            RunLockedError: another process is writing the run.
+            DamagedError, FormatError, StorageError: something cannot be read or removed; what was dropped until then
+                stays dropped.
+        """
+        checkpoints = self.checkpoints()
+        verdicts = retain([each.as_facts() for each in checkpoints], keep, self.protected())
+        if not dry_run:
+            for checkpoint, verdict in zip(checkpoints, verdicts, strict=True):
+                if not verdict.keep:
+                    self._files.prune(self.name, checkpoint.seq, verdict.reason)
+                    self.log("pruned", checkpoint=checkpoint.id, step=checkpoint.step, reason=verdict.reason)
+        return verdicts
+
     def checkpointer(
-        self, components: Mapping[str, Any], *, save_when: SavePolicy, keep: KeepPolicy | None = None
+        self,
+        components: Mapping[str, Any],
+        *,
+        save_when: SavePolicy,
+        keep: KeepPolicy | None = None,
+        background: str | None = "thread",
+        when_busy: str = "wait",
     ) -> Checkpointer:
         """Returns the checkpointer for the training loop. One made earlier refuses to write from now on.
+
+        Training waits for a copy of the state in memory, and that is what it takes: one copy of its large arrays, at
+        most a quarter more, kept for the next save; of a replay buffer, the new rows alone.
 
         Args:
             components: {name: live object}, everything the run's future depends on: envs, agent, optimizer,
                 `simckpt.RNGStreams()`, a `simckpt.LoopState`. An env is registered as the object that is stepped.
             save_when: when `Checkpointer.step` saves, such as `simckpt.EverySteps(50_000)`.
             keep: which checkpoints stay, such as `simckpt.KeepLast(3)`; all by default.
+            background: who writes the copy: a "thread" for each save; a "process", which shares memory with this one,
+                where Python code in a thread would slow training down (Linux); None writes before `step` returns.
+            when_busy: what becomes of a save that is due while one is in flight: "wait" for that one; "skip" it; or
+                "coalesce", so that it is made at the first `step` after that one.
 
         Raises:
             UnsupportedStateError: a component cannot be captured exactly, by name.
-            ConfigurationError: the run was opened to read.
+            ConfigurationError: the run was opened to read, or arguments that make no sense.
         """
         from simckpt.checkpointer import Checkpointer
 
         claim = self._require_claim()
-        made = Checkpointer(self, self._files, claim, components, save_when=save_when, keep=keep)
+        if self.writer is not None:
+            self.writer.close()
+        made = Checkpointer(
+            self,
+            self._files,
+            claim,
+            components,
+            save_when=save_when,
+            keep=keep,
+            background=background,
+            when_busy=when_busy,
+        )
         # the one made last writes: two would each go on from where the other was not
         self.writer = made
         return made
@@ -213,11 +342,16 @@ def _wished(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
     return {key for key, value in given.items() if key not in defaults or defaults[key] != value}
 
 
+def may_be_head(record: CommitRecord | TombstoneRecord) -> bool:
+    """Returns whether training goes on from this commit; not from a post-mortem, whose state may be half a step."""
+    return record.kind != "exception"
+
+
 def ancestry(records: list[CommitRecord | TombstoneRecord]) -> list[CommitRecord | TombstoneRecord]:
-    """Returns the newest record and all it descends from, oldest first; pruned ones still carry the line."""
+    """Returns the head and all it descends from, oldest first; pruned ones still carry the line."""
     by_id = {record.id: record for record in records}
     line: list[CommitRecord | TombstoneRecord] = []
-    current = records[-1] if records else None
+    current = next((record for record in reversed(records) if may_be_head(record)), None)
     while current is not None:
         line.append(current)
         current = by_id.get(current.parent) if current.parent is not None else None

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import time
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from simckpt import provenance
+from simckpt import provenance, query
+from simckpt.catalog import Catalog, Contents
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import CheckpointNotFoundError, ConflictError, NotAStoreError
-from simckpt.run import Run
+from simckpt.errors import CheckpointNotFoundError, ConflictError, NotAStoreError, StoreError
+from simckpt.run import Run, ancestry
 from simckpt.storage import CommitRecord, RunRecord, StoreFiles
 from simckpt.suggest import nearest
 
@@ -70,7 +75,7 @@ class Store:
 
         Args:
             name: letters, digits, dots, underscores and hyphens, at most 100.
-            experiment: an id of your own that groups runs; kept with a new run.
+            experiment: an id of your own that groups runs; kept with a new run, and with this start of an old one.
 
         Raises:
             InvalidNameError: the name cannot be a folder.
@@ -78,24 +83,27 @@ class Store:
         """
         if self._files is None:
             self._files = StoreFiles.create(self.path)
+        # now, for the files may be edited while the run trains
+        git = provenance.git_state(Path.cwd())
+        commit = None if git is None else {"commit": git["commit"], "dirty": git["dirty"]}
         if name not in self._files.runs():
-            self._create(self._files, name, experiment)
+            self._create(self._files, name, experiment, commit)
         claim = self._files.claim(name)
         try:
-            run = Run(self._files, name, claim=claim)
-            run.log("started", git=provenance.git_commit(Path.cwd()), versions=dict(provenance.versions()))
+            run = Run(self._files, name, claim=claim, git=git, experiment=experiment)
+            run.log("started", git=commit, versions=dict(provenance.versions()))
         except BaseException:
             claim.release()
             raise
         return run
 
-    def _create(self, files: StoreFiles, name: str, experiment: str | None) -> None:
+    def _create(self, files: StoreFiles, name: str, experiment: str | None, git: Mapping[str, Any] | None) -> None:
         record = RunRecord(
             id=uuid.uuid4().hex,
             name=name,
             created=time.time(),
             experiment=experiment,
-            git=provenance.git_commit(Path.cwd()),
+            git=git,
             versions=provenance.versions(),
             host=platform.node(),
         )
@@ -114,6 +122,61 @@ class Store:
     def runs(self) -> list[Run]:
         """Returns every run, to read, in the order of their creation."""
         return sorted((Run(self.files, name) for name in self.files.runs()), key=lambda run: (run.created, run.name))
+
+    def contents(self, *, abandoned: bool = True) -> list[RunContents]:
+        """Returns what each run holds, in the order of creation; runs whose record is damaged come last.
+
+        Damaged records are told and hide no others. What the records say is kept in the user's cache folder, so that
+        ten thousand checkpoints are listed in less than a second.
+
+        Args:
+            abandoned: also the checkpoints that the head of their run does not descend from.
+        """
+        found = []
+        names = self.files.runs()
+        with Catalog(self.files) as catalog:
+            catalog.forget_other_runs(names)
+            for name in names:
+                try:
+                    run, contents = Run(self.files, name), catalog.contents(name)
+                except StoreError as error:
+                    found.append(RunContents(name, None, [], ((None, error),)))
+                    continue
+                found.append(_listed(self.files, run, contents, abandoned=abandoned))
+        return sorted(found, key=lambda each: (math.inf if each.run is None else each.run.created, each.name))
+
+    def checkpoints(
+        self,
+        where: str | None = None,
+        *,
+        abandoned: bool = False,
+        damaged: dict[tuple[str, int | None], StoreError] | None = None,
+    ) -> list[Checkpoint]:
+        """Returns the checkpoints of all runs, in the order of the runs' creation and of commits.
+
+        Args:
+            where: a condition such as `"eval/return > 3000 and git.commit = '4f2c9a1'"`; `simckpt.query` describes it.
+            abandoned: also those that the head of their run does not descend from.
+            damaged: receives {(run, commit number or None for the run's record): error}, so that damaged records hide
+                no others; without it the first of them is raised.
+
+        Raises:
+            QueryError: the condition has no meaning, or has a name that nothing in the store has.
+            DamagedError, FormatError: a record cannot be trusted.
+        """
+        wanted = None if where is None else query.parse(where)
+        found: list[Checkpoint] = []
+        for contents in self.contents(abandoned=abandoned):
+            for seq, error in contents.damaged:
+                if damaged is None:
+                    raise error
+                damaged[contents.name, seq] = error
+            found += contents.checkpoints
+        return found if where is None or wanted is None else _matching(where, wanted, found)
+
+    def protected(self, run: str) -> dict[str, str]:
+        """Returns {checkpoint id: reason} of what no policy may drop in a run; see `Run.protected`."""
+        return self.run(run).protected()
 
     def checkpoint(self, address: str) -> Checkpoint:
         """Returns a checkpoint by its id, or by `run`, `run@latest` or `run@<step>`.
@@ -148,16 +211,71 @@ class Store:
             )
         # by the records alone: one damaged record must not hide the checkpoints of the others
         found = [
-            Checkpoint(self.files, name, record)
-            for name in self.files.runs()
-            for record in self.files.records(name, damaged={})
-            if isinstance(record, CommitRecord) and record.id.startswith(prefix)
+            checkpoint
+            for contents in self.contents()
+            for checkpoint in contents.checkpoints
+            if checkpoint.id.startswith(prefix)
         ]
         if len(found) != 1:
             count = "no checkpoint" if not found else f"{len(found)} checkpoints, give more digits:"
             listing = " ".join(repr(checkpoint) for checkpoint in found)
             raise CheckpointNotFoundError(f"store {self.path} has {count} {prefix} {listing}".rstrip())
         return found[0]
+
+
+@dataclass(frozen=True)
+class RunContents:
+    """What one run holds.
+
+    Attributes:
+        name: of the run.
+        run: the run, to read, or None if its record is damaged.
+        checkpoints: in the order of commits.
+        damaged: (commit number, error) of what cannot be read of its checkpoints; None for the number stands for the
+            run's own record.
+    """
+
+    name: str
+    run: Run | None
+    checkpoints: list[Checkpoint]
+    damaged: tuple[tuple[int | None, StoreError], ...]
+
+
+def _listed(files: StoreFiles, run: Run, contents: Contents, *, abandoned: bool) -> RunContents:
+    records = contents.records if abandoned else ancestry(contents.records)
+    checkpoints = [
+        Checkpoint(files, run.name, record, marks=lambda: contents.marks)
+        for record in records
+        if isinstance(record, CommitRecord)
+    ]
+    damaged: list[tuple[int | None, StoreError]] = [*contents.damaged.items()]
+    damaged += [
+        (checkpoint.seq, contents.damaged_marks[checkpoint.id])
+        for checkpoint in checkpoints
+        if checkpoint.id in contents.damaged_marks
+    ]
+    return RunContents(run.name, run, checkpoints, tuple(damaged))
+
+
+def _matching(where: str, wanted: query.Query, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+    """Returns the checkpoints that meet a condition; a short name is a metric's if any of them has that metric."""
+    names = {condition.name for condition in query.conditions(wanted)} - query.FIELDS.keys()
+    metrics = {name for checkpoint in checkpoints for name in checkpoint.metrics}
+    meaning = {name: f"metrics.{name}" if name in metrics else query.full_name(name) for name in names}
+    if checkpoints and not names <= metrics:
+        query.check_names(where, wanted, metrics, *_known_values(checkpoints))
+
+    def is_wanted(checkpoint: Checkpoint) -> bool:
+        return wanted.matches(lambda name: checkpoint.fact(meaning.get(name, name)))
+
+    return list(filter(is_wanted, checkpoints))
+
+
+def _known_values(checkpoints: list[Checkpoint]) -> tuple[set[str], set[str]]:
+    """Returns the names of all hyperparameters, those in nested dicts with dots, and of all packages."""
+    starts = {(checkpoint.run, checkpoint.start): checkpoint for checkpoint in checkpoints}
+    hyperparameters = {name for each in starts.values() for name in query.dotted(each.hyperparameters)}
+    return hyperparameters, {name for checkpoint in checkpoints for name in checkpoint.versions}
 
 
 def _is_vacant(path: Path) -> bool:

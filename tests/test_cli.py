@@ -316,12 +316,14 @@ def test_reading_changes_nothing(path) -> None:
         return [(str(file), file.read_bytes() if file.is_file() else b"") for file in sorted(path.rglob("*"))]
 
     before = listing()
-    for arguments in (["ls", path], ["show", path, "ant"], ["diff", path, "ant", "cow"]):
+    for arguments in (["ls", path], ["find", path], ["show", path, "ant"], ["diff", path, "ant", "cow"]):
         call(*arguments)
     assert listing() == before
 
 
-@pytest.mark.parametrize("command", [[], ["ls"], ["show"], ["diff"]])
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in ("ls", "show", "diff", "find", "pin", "unpin", "tag", "prune"))]
+)
 def test_every_command_has_help(command: list[str]) -> None:
     code, output, _ = call(*command, "--help")
     assert code == 0
@@ -343,3 +345,101 @@ def test_the_module_and_its_exit_codes_work_from_a_shell(path, tmp_path) -> None
     listing = shell("ls", path).stdout
     assert all(checkpoint in listing for checkpoint in ids(path, "ant"))
     assert shell("show", path, "nothing").returncode == 2
+
+
+def rows_of(output: str) -> list[list[str]]:
+    return [line.split() for line in output.splitlines()[1:]]
+
+
+def test_find_lists_what_meets_the_condition(path) -> None:
+    code, output, _ = call("find", path, "--where", "eval/return > 125 and run != 'cow'")
+    assert code == 0
+    assert [row[:3] for row in rows_of(output)] == [
+        ["ant", "2,000", ids(path, "ant")[1]],
+        ["bee", "2,000", ids(path, "bee")[1]],
+    ]
+    found = json.loads(call("find", path, "--where", "seed = 1 and step = 1000", "--json")[1])
+    assert [each["id"] for each in found] == [ids(path, "ant")[0], ids(path, "bee")[0]]
+    assert [each["metrics"] for each in found] == [{"eval/return": 125.0}] * 2
+    assert len(rows_of(call("find", path)[1])) == 5
+
+
+def test_find_shows_where_a_condition_has_no_meaning(path) -> None:
+    code, output, error = call("find", path, "--where", "step > 1 or evl/return > 1")
+    assert (code, output) == (2, "")
+    assert error.splitlines()[-2:] == ["  step > 1 or evl/return > 1", "              ^"]
+    assert "did you mean 'eval/return'" in error
+
+
+def test_find_tells_what_it_could_not_look_at(path) -> None:
+    damage(folder_of(path, "ant", 1) / "commit.json")
+    code, output, error = call("find", path, "--where", "step > 0")
+    assert code == 0
+    assert len(rows_of(output)) == 4
+    assert "not looked at" in error
+    assert "commit.json is damaged" in error
+
+
+def test_pin_and_tag_mark_a_checkpoint_and_ls_shows_it(path) -> None:
+    assert "marks" not in call("ls", path)[1]
+    assert call("pin", path, "ant@1000")[0] == 0
+    assert call("tag", path, "ant@1000", "good", "paper-3")[0] == 0
+    code, output, _ = call("ls", path)
+    assert code == 0
+    assert rows_of(output)[0][-3:] == ["pinned", "good", "paper-3"]
+    shown = json.loads(call("show", path, "ant@1000", "--json")[1])
+    assert (shown["pinned"], shown["tags"]) == (True, ["good", "paper-3"])
+    assert "pinned  good  paper-3" in call("show", path, "ant@1000")[1]
+    assert call("unpin", path, "ant@1000")[0] == 0
+    code, output, _ = call("tag", path, "ant@1000", "good", "--remove", "--json")
+    assert (json.loads(output)["pinned"], json.loads(output)["tags"]) == (False, ["paper-3"])
+    code, _, error = call("tag", path, "ant@1000", "a b")
+    assert code == 2
+    assert "cannot be a tag" in error
+
+
+def test_prune_shows_its_reasons_first_and_then_does_it(path) -> None:
+    code, output, _ = call("prune", path, "ant", "--keep-last", "1", "--dry-run")
+    assert code == 0
+    first, second = rows_of(output)
+    assert first[:4] == ["1,000", ids(path, "ant")[0], "would", "drop"]
+    assert "KeepLast(1)" in " ".join(first)
+    assert second[:3] == ["2,000", ids(path, "ant")[1], "keep"]
+    assert len(json.loads(call("ls", path, "--json")[1])[0]["checkpoints"]) == 2
+    code, output, _ = call("prune", path, "ant", "--keep-last", "1", "--json")
+    assert [(each["step"], each["keep"]) for each in json.loads(output)] == [(1000, False), (2000, True)]
+    assert len(json.loads(call("ls", path, "--json")[1])[0]["checkpoints"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (["--keep-best", "1", "eval/return", "--mode", "min"], [1_000, 2_000]),
+        (["--keep-best", "1", "eval/return"], [2_000]),
+        (["--keep-every-steps", "1000"], [1_000, 2_000]),
+        (["--keep-every-minutes", "1000000"], [1_000, 2_000]),
+        (["--keep-tagged"], [2_000]),
+        (["--max-bytes", "1"], [2_000]),
+        (["--max-bytes", "1", "--keep-last", "2"], [1_000, 2_000]),
+    ],
+)
+def test_every_policy_is_an_option_of_prune(path, options: list[str], kept: list[int]) -> None:
+    code, output, error = call("prune", path, "ant", *options, "--dry-run", "--json")
+    assert (code, error) == (0, "")
+    assert [each["step"] for each in json.loads(output) if each["keep"]] == kept
+
+
+def test_prune_needs_to_know_what_to_keep(path) -> None:
+    code, _, error = call("prune", path, "ant")
+    assert code == 2
+    assert "say what to keep" in error
+    assert call("prune", path, "ant", "--keep-last", "0")[0] == 2
+
+
+def test_show_prints_where_a_checkpoint_comes_from(path) -> None:
+    output = call("show", path, "ant@latest")[1]
+    for label in ("experiment", "hyperparameters", "git", "host", "device", "versions", "marks"):
+        assert any(line.split()[:1] == [label] for line in output.splitlines()), label
+    shown = json.loads(call("show", path, "ant@latest", "--json")[1])
+    assert shown["hyperparameters"] == {"seed": 1}
+    assert set(shown) >= {"git", "device", "host", "experiment", "duration", "size", "versions"}
