@@ -11,17 +11,33 @@ import simckpt.state.streams  # noqa: F401
 if TYPE_CHECKING:
     from simckpt.checkpoint import Checkpoint
     from simckpt.checkpointer import Checkpointer
-    from simckpt.errors import SaveFailedWarning, SimckptError, SimckptWarning, UpkeepWarning, VersionWarning
-    from simckpt.policies import AtSteps, EverySteps, KeepLast
-    from simckpt.run import Run
-    from simckpt.sim import (
-        SnapshotEnv,
-        SnapshotVectorEnv,
-        async_worker,
-        make_vec,
-        register_adapter,
-        register_stateless,
+    from simckpt.errors import (
+        ReplayWarning,
+        SaveFailedWarning,
+        SimckptError,
+        SimckptWarning,
+        UpkeepWarning,
+        VersionWarning,
     )
+    from simckpt.policies import (
+        AtSteps,
+        EveryMinutes,
+        EverySteps,
+        KeepAll,
+        KeepBest,
+        KeepEvery,
+        KeepLast,
+        KeepTagged,
+        MaxBytes,
+        OnBest,
+        OnException,
+        OnSignal,
+        OverheadBudget,
+    )
+    from simckpt.replay import ReplayBuffer, register_replay_adapter
+    from simckpt.run import Run
+    from simckpt.signals import EXIT_REQUEUE
+    from simckpt.sim import SnapshotEnv, SnapshotVectorEnv, async_worker, make_vec, register_adapter, register_stateless
     from simckpt.state import LoopState, RNGStreams
     from simckpt.store import Store
 
@@ -30,10 +46,23 @@ _MODULES = {
     "AtSteps": "policies",
     "Checkpoint": "checkpoint",
     "Checkpointer": "checkpointer",
+    "EXIT_REQUEUE": "signals",
+    "EveryMinutes": "policies",
     "EverySteps": "policies",
+    "KeepAll": "policies",
+    "KeepBest": "policies",
+    "KeepEvery": "policies",
     "KeepLast": "policies",
+    "KeepTagged": "policies",
     "LoopState": "state",
+    "MaxBytes": "policies",
+    "OnBest": "policies",
+    "OnException": "policies",
+    "OnSignal": "policies",
+    "OverheadBudget": "policies",
     "RNGStreams": "state",
+    "ReplayBuffer": "replay",
+    "ReplayWarning": "errors",
     "Run": "run",
     "SaveFailedWarning": "errors",
     "SimckptError": "errors",
@@ -46,6 +75,7 @@ _MODULES = {
     "async_worker": "sim",
     "make_vec": "sim",
     "register_adapter": "sim",
+    "register_replay_adapter": "replay",
     "register_stateless": "sim",
 }
 
@@ -54,10 +84,23 @@ __all__ = [
     "AtSteps",
     "Checkpoint",
     "Checkpointer",
+    "EXIT_REQUEUE",
+    "EveryMinutes",
     "EverySteps",
+    "KeepAll",
+    "KeepBest",
+    "KeepEvery",
     "KeepLast",
+    "KeepTagged",
     "LoopState",
+    "MaxBytes",
+    "OnBest",
+    "OnException",
+    "OnSignal",
+    "OverheadBudget",
     "RNGStreams",
+    "ReplayBuffer",
+    "ReplayWarning",
     "Run",
     "SaveFailedWarning",
     "SimckptError",
@@ -70,6 +113,7 @@ __all__ = [
     "async_worker",
     "make_vec",
     "register_adapter",
+    "register_replay_adapter",
     "register_stateless",
 ]
 

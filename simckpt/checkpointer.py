@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import platform
+import time
 import warnings
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from simckpt import provenance, restore, state
+from simckpt import policies, provenance, restore, state
+from simckpt.background import Save, Snapshot, Writer, preparer
 from simckpt.checkpoint import Checkpoint
+from simckpt.decisions import DECISIONS, Decisions, check_arguments, checked_metrics, checked_step
 from simckpt.errors import (
     CheckpointNotFoundError,
     ConfigurationError,
@@ -21,20 +24,20 @@ from simckpt.errors import (
     StoreError,
     UpkeepWarning,
 )
-from simckpt.policies import CheckpointFacts, KeepAll, KeepPolicy, Moment, SavePolicy
-from simckpt.run import ancestry
-from simckpt.storage import CommitDraft, CommitRecord
+from simckpt.policies import KeepAll, KeepPolicy, Moment, SavePolicy
+from simckpt.signals import EXIT_REQUEUE, SignalWatcher
+from simckpt.state.shared_memory import Slabs
+from simckpt.state.staging import Arena
+from simckpt.storage import CommitDraft, LeafRecord
 from simckpt.storage.names import encode_part
+from simckpt.storage.writer_process import WriterProcess
+from simckpt.store import Store
 
 if TYPE_CHECKING:
     from simckpt.run import Run
     from simckpt.storage import Claim, StoreFiles
 
-DECISIONS = "checkpointer"  # the component that holds what the policies remember; part of every checkpoint
-
-
-LARGEST_STEP = 2**63
-METRICS_LIMIT = 2048  # [bytes] as JSON: a commit record, which listings read, has 4 KB for everything
+_TEXTS = {"description": "What the policies that decide when to save and what to keep remember."}
 
 
 class Checkpointer:
@@ -42,12 +45,16 @@ class Checkpointer:
 
     ```python
     with run.checkpointer({"envs": envs, "agent": agent, "rng": simckpt.RNGStreams(), "loop": loop},
-                          save_when=simckpt.EverySteps(50_000)) as checkpointer:
+                          save_when=simckpt.EverySteps(50_000) | simckpt.OnSignal()) as checkpointer:
         checkpointer.restore_latest()               # nothing to restore on the first start
         while loop.step < total_steps:
             ...
             checkpointer.step(loop.step, metrics)   # saves when due
     ```
+
+    `step` copies the state and returns; the copy is written in the background, one save at a time. What goes wrong
+    there is told by the next call, and training goes on. Leaving the context waits for the save in flight, as do
+    `Run.close` and the end of the interpreter.
 
     Attributes:
         components: {name: live object}, as registered.
@@ -63,42 +70,113 @@ class Checkpointer:
         *,
         save_when: SavePolicy,
         keep: KeepPolicy | None = None,
+        background: str | None = "thread",
+        when_busy: str = "wait",
     ) -> None:
-        if DECISIONS in components:
-            raise ConfigurationError(f"the name {DECISIONS!r} is taken by simckpt; call the component something else")
-        if not isinstance(save_when, SavePolicy):
-            raise ConfigurationError(f"save_when is a policy such as EverySteps(50_000), got {save_when!r}")
-        if keep is not None and not isinstance(keep, KeepPolicy):
-            raise ConfigurationError(f"keep is a policy such as KeepLast(3), got {keep!r}")
+        check_arguments(components, save_when, keep, background, when_busy)
         self.components = dict(components)
+        self.last_error: BaseException | None = None
         self._run = run
-        self._files = files
         self._claim = claim
         self._save_when = save_when
-        self._keep = keep or KeepAll()
-        self._decisions = state.LoopState(previous_step=0)
+        self._background = background
+        self._when_busy = when_busy
+        self._decisions = Decisions()
         self._bound = restore.bind({**components, DECISIONS: self._decisions})
-        # component -> paths of its leaves, and the texts that explain them
-        self._explained: dict[str, tuple[tuple[str, ...], dict[str, dict[str, str]]]] = {}
-        restore.rehearse(self._bound)
-        self._head: str | None = None
-        self._line: list[Checkpoint] = []
-        damaged = self._read_line()
-        self._must_restore = bool(self._head or damaged)
+        self._logs = restore.logs(self._bound)
+        slabs = Slabs() if background == "process" else None
+        self._arena = Arena() if slabs is None else Arena(slabs.allocate, discard=slabs.discard, pinned=False)
+        self._process = None if slabs is None else WriterProcess(slabs)
+        self._explained: dict[str, tuple[str, ...]] = {}
+        self._texts: dict[str, dict[str, dict[str, str]]] = {}
+        self._rehearse()
+        self._files = files
+        self._writer = Writer(
+            files,
+            run.name,
+            keep or KeepAll(),
+            preparer(files, run.name, self._process),
+            lambda: Store(files.path).protected(run.name),
+        )
+        damaged = self._writer.read_line()
+        self._must_restore = bool(self._writer.head or damaged)
+        self._flight: Save | None = None
+        self._put_off = ""  # why a save is due that had to wait for another one
         self._last_step = 0
-        self.last_error: Exception | None = None
+        self._tried = time.monotonic()
+        self._save_cost: float | None = None
+        self._signals = policies.signals_of(save_when)
+        self._watcher = None if self._signals is None else SignalWatcher(self._signals[0])
+        self._entered = False
         for seq, error in sorted(damaged.items()):
-            warnings.warn(
-                f"checkpoint number {seq} of run {run.name!r} is damaged: {error}", UpkeepWarning, stacklevel=3
-            )
+            message = f"checkpoint number {seq} of run {run.name!r} is damaged: {error}"
+            warnings.warn(message, UpkeepWarning, stacklevel=3)
+        # here, for training would wait for it in the first save; which asks again, if the disk refuses
+        with contextlib.suppress(StoreError):
+            run.start_id()
+
+    def _rehearse(self) -> None:
+        """Finds out now what cannot be captured, and touches the memory that saves will use."""
+        with self._arena.recording():
+            restore.rehearse(self._bound)
+        self._arena.release()
 
     def __enter__(self) -> Checkpointer:
+        """Takes over the signals that `save_when` answers, until the context is left."""
+        if self._watcher is not None:
+            self._watcher.start()
+        self._entered = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves the run claimed: `Run.close` or the end of the process gives the claim back."""
+        """Waits for the save in flight; leaves the run claimed until `Run.close` or the end of the process.
+
+        An exception on its way is first answered by an `OnException`; then all trouble is told by warnings.
+
+        Raises:
+            ConflictError: another writer has committed to this run.
+        """
+        try:
+            if isinstance(error, Exception):
+                self._save_post_mortem(error)
+            self._finish(raising=error is None)
+        finally:
+            self._entered = False
+            if self._watcher is not None:
+                self._watcher.stop()
+
+    def close(self) -> None:
+        """Waits for the save in flight and ends the writer process; what goes wrong is told by warnings."""
+        self._finish(raising=False)
+
+    def _finish(self, *, raising: bool) -> None:
+        try:
+            self._collect(wait=True)
+        except ConflictError as error:
+            if raising:
+                raise
+            self._warn_of_failure(error, self._last_step)
+        finally:
+            if self._process is not None:
+                self._process.close()
+        if self._put_off:
+            put_off, self._put_off = self._put_off, ""
+            message = (
+                f"a save of run {self._run.name!r} was due ({put_off}) and not made, for another one was in flight and "
+                "no step came after it; call Checkpointer.save before the end of the loop"
+            )
+            warnings.warn(message, SaveFailedWarning, stacklevel=4)
+
+    @property
+    def stop_requested(self) -> str | None:
+        """The name of the signal that asks the process to end, such as "SIGTERM", or None.
+
+        The next call of `step` saves and exits. Look at this wherever that call may take long to come, as in an
+        evaluation or a warm-up, and go there. Only an `OnSignal` in `save_when` asks for signals.
+        """
+        return None if self._watcher is None or not self._entered else self._watcher.received
 
     def restore_latest(self) -> Checkpoint | None:
         """Returns the checkpoint that was put into the live objects, or None if the run has none yet.
@@ -109,6 +187,7 @@ class Checkpointer:
             DamagedError: the checkpoint's files are damaged.
             HalfRestoredError: a component failed halfway and could not be put back.
         """
+        self._collect(wait=True)
         try:
             checkpoint = self._run.latest()
         except CheckpointNotFoundError:
@@ -119,16 +198,29 @@ class Checkpointer:
             message = f"checkpoint {checkpoint.id} does not fit the live objects, which are untouched:\n  "
             raise StateMismatchError(message + "\n  ".join(problems), problems=problems)
         checkpoint.restore_bound(self._bound)
+        leaves = checkpoint.leaves() if self._logs else {}
+        for name, log in self._logs.items():
+            log.restored(_pieces(name, leaves))
         self._must_restore = False
+        self._put_off = ""
         self._last_step = checkpoint.step
+        self._writer.protected = {checkpoint.id: "restored from"}
         self._run.log("restored", checkpoint=checkpoint.id, step=checkpoint.step)
+        # moments of an optimizer exist only now: their buffers are touched here instead of by the first save
+        with self._arena.recording():
+            restore.capture(self._bound)
+        self._arena.release()
         return checkpoint
 
-    def step(self, step: int, metrics: Mapping[str, float] | None = None) -> Checkpoint | None:
-        """Returns the checkpoint if one was due and was saved, else None. Call it where the loop's state is whole.
+    def step(self, step: int, metrics: Mapping[str, float] | None = None) -> Save | None:
+        """Returns the save if one was due and was begun, else None. Call it where the loop's state is whole.
 
         A save that fails, because the disk refuses or because something in the state cannot be captured, is reported by
-        a `SaveFailedWarning` and in `last_error`: training goes on, and the next due step tries again.
+        a `SaveFailedWarning` and in `last_error`: by the next call, if it failed in the background. Training goes on,
+        and the next due step tries again.
+
+        If a signal asks the process to end, this saves in the foreground, closes the run and exits with the code
+        `simckpt.EXIT_REQUEUE`, 75. It does not save if that took longer, last time, than is left of the grace period.
 
         Args:
             step: the step the loop has reached; must not go back [env steps].
@@ -138,34 +230,70 @@ class Checkpointer:
             ConfigurationError: the arguments make no sense, the run was closed or has another checkpointer by now, or
                 it has checkpoints and `restore_latest` was not called: going on would bury them under a new start.
             ConflictError: another writer has committed to this run.
+            SystemExit: a signal asked for it.
         """
-        moment = self._moment(step, metrics)
+        begun = time.monotonic()
+        self._check(step, metrics)
+        self._collect(wait=False)
+        moment = self._moment(metrics)
+        if moment.signal is not None:
+            self._save_and_exit(moment)
         decision = self._save_when.decide(moment)
-        if not decision.due:
+        reason = decision.reason if decision.due else self._put_off
+        if not reason:
             return None
+        if self._flight is not None and self._when_busy != "wait":
+            self._note_busy(moment, reason)
+            return None
+        self._collect(wait=True)
         try:
-            return self._save(moment, reason=decision.reason)
+            save = self._begin(moment, reason, begun=begun)
+            if self._background is None:
+                self._collect(wait=True)
+                return save if save.error is None else None
+            return save
         except ConflictError:
             raise
         except SimckptError as error:
-            self.last_error = error
-            message = f"the save of run {self._run.name!r} at step {step} failed, training goes on: {error}"
-            warnings.warn(message, SaveFailedWarning, stacklevel=2)
             self._run.log("save failed", step=moment.step, error=str(error))
+            self._warn_of_failure(error, moment.step)
             return None
 
     def save(self, step: int, metrics: Mapping[str, float] | None = None) -> Checkpoint:
-        """Returns a checkpoint saved now, whatever the policy says.
+        """Returns a checkpoint saved now, whatever the policy says; it survives a power failure from now on.
 
         Raises:
             UnsupportedStateError: something in the state cannot be captured.
             StorageError: the disk refused; the checkpoints before this one are untouched.
             ConfigurationError, ConflictError: as `step`.
         """
-        return self._save(self._moment(step, metrics), reason="asked for")
+        return self._save_now(step, metrics).wait()
 
-    def _moment(self, step: int, metrics: Mapping[str, float] | None) -> Moment:
-        moment = Moment(_checked_step(step), self._decisions.previous_step, _checked_metrics(metrics))
+    def _save_now(self, step: int, metrics: Mapping[str, float] | None) -> Save:
+        begun = time.monotonic()
+        self._check(step, metrics)
+        self._collect(wait=True)
+        save = self._begin(self._moment(metrics), "asked for", begun=begun, explain=True)
+        try:
+            save.wait()
+        finally:
+            # not after Ctrl-C: the save goes on, and the next call collects it
+            self._collect(wait=False)
+        return save
+
+    def wait(self) -> Checkpoint | None:
+        """Returns the newest checkpoint once no save is in flight; None if there is none.
+
+        Raises:
+            ConflictError: another writer has committed to this run.
+        """
+        self._collect(wait=True)
+        line = self._writer.line
+        return Checkpoint(self._files, self._run.name, line[-1]) if line else None
+
+    def _check(self, step: Any, metrics: Any) -> None:
+        """Refuses a call that makes no sense, and tells other machines that this process lives."""
+        step, _ = checked_step(step), checked_metrics(metrics)
         if not self._claim.held:
             raise ConfigurationError(f"run {self._run.name!r} was closed: start it again to go on writing")
         if self._run.writer is not self:
@@ -177,107 +305,191 @@ class Checkpointer:
                 f"run {self._run.name!r} has checkpoints, and this checkpointer has restored none: call "
                 "restore_latest() before the loop, or start a run of another name"
             )
-        if moment.step < self._last_step:
-            raise ConfigurationError(f"steps must not go back: {moment.step} after {self._last_step}", keys=["step"])
-        self._last_step = moment.step
+        if not self._entered:
+            ending = [part for part in self._save_when.parts() if part.ends_the_loop]
+            if ending:
+                raise ConfigurationError(
+                    f"{ending[0]!r} works inside of the context alone: write `with run.checkpointer(...) as "
+                    "checkpointer:` around the loop"
+                )
+        if step < self._last_step:
+            raise ConfigurationError(f"steps must not go back: {step} after {self._last_step}", keys=["step"])
+        self._last_step = step
         try:
             self._claim.beat()
         except ConflictError:
             raise
         except SimckptError as error:
             warnings.warn(f"the heartbeat of run {self._run.name!r} failed: {error}", UpkeepWarning, stacklevel=4)
-        return moment
 
-    def _save(self, moment: Moment, *, reason: str) -> Checkpoint:
-        self._decisions.previous_step = moment.step
-        encoded = {name: state.encode(tree) for name, tree in restore.capture(self._bound).items()}
+    def _moment(self, metrics: Mapping[str, float] | None, *, exception: str | None = None) -> Moment:
+        return Moment(
+            step=self._last_step,
+            previous_step=self._decisions.previous_step,
+            metrics=checked_metrics(metrics),
+            memory=self._decisions.memory,
+            elapsed=time.monotonic() - self._tried,
+            save_cost=self._save_cost,
+            signal=self.stop_requested,
+            exception=exception,
+        )
+
+    def _begin(self, moment: Moment, reason: str, *, begun: float, explain: bool = False, kind: str = "save") -> Save:
+        """Returns a save of the present state, on its way; no other one is in flight."""
+        assert self._flight is None
+        memory = self._decisions.memory
+        self._put_off, self._tried = "", begun
+        try:
+            if kind == "save":
+                self._decisions.previous_step = moment.step
+                self._decisions.memory = {**memory, **self._save_when.remember(moment)}
+            snapshot = self._take_snapshot(moment, reason, begun=begun, explain=explain, kind=kind)
+        except BaseException:
+            self._decisions.memory = memory
+            self._arena.release()
+            raise
+        snapshot.memory = memory
+        save = self._flight = Save(snapshot, self._write)
+        try:
+            if self._background is None:
+                save.run()
+            else:
+                save.start()
+        finally:
+            self._save_cost = time.monotonic() - begun
+        return save
+
+    def _take_snapshot(self, moment: Moment, reason: str, *, begun: float, explain: bool, kind: str) -> Snapshot:
+        start = self._run.start_id()
+        for log in self._logs.values():
+            lost = self._files.missing_segments(log.segments())
+            if lost:
+                log.forget(lost)
+        with self._arena.recording():
+            trees = restore.capture(self._bound)
         draft = CommitDraft(
-            parent=self._head,
+            parent=self._writer.head,
             step=moment.step,
             metrics=dict(moment.metrics),
+            kind=kind,
             versions=provenance.versions(),
             host=platform.node(),
+            start=start,
         )
-        try:
-            record = self._files.commit(self._run.name, draft, encoded, attributes=self._explain(encoded))
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                # Ctrl-C may have come after the commit was in place: then that is the head
-                self._read_line()
-            raise
-        checkpoint = Checkpoint(self._files, self._run.name, record)
-        self._head = record.id
-        self._line.append(checkpoint)
-        self.last_error = None
-        self._run.log("saved", checkpoint=record.id, step=record.step, reason=reason)
-        self._prune()
-        return checkpoint
+        snapshot = Snapshot(trees, draft, due=begun, reason=reason)
+        if explain or not self._explained:
+            self._arena.wait_for_copies()
+            snapshot.encode()
+            self._explain(snapshot.paths)
+        snapshot.texts = {path: text for texts in self._texts.values() for path, text in texts.items()}
+        return snapshot
 
-    def _read_line(self) -> dict[int, StoreError]:
-        """Reads which commit is the head and which checkpoints are on its line; returns the damaged records."""
-        damaged: dict[int, StoreError] = {}
-        records = self._files.records(self._run.name, damaged=damaged)
-        self._head = records[-1].id if records else None
-        # kept, for reading them anew takes longer with each save
-        self._line = [
-            Checkpoint(self._files, self._run.name, record)
-            for record in ancestry(records)
-            if isinstance(record, CommitRecord)
-        ]
-        return damaged
-
-    def _explain(self, encoded: Mapping[str, state.Encoded]) -> dict[str, dict[str, str]]:
-        """Returns {path in the file: texts for people}, made anew only for components whose leaves have changed."""
-        for name, component in encoded.items():
-            paths = tuple(component.leaves)
-            if name in self._explained and self._explained[name][0] == paths:
+    def _explain(self, paths: Mapping[str, tuple[str, ...]]) -> None:
+        """Collects texts for people, for components whose leaves have changed; it asks the live objects."""
+        for name, found in paths.items():
+            if self._explained.get(name) == found:
                 continue
-            texts = state.attributes_of(self._bound[name].handle, paths)
+            texts = state.attributes_of(self._bound[name].handle, found)
             if name == DECISIONS:
-                texts[""] = {"description": "What the policies that decide when to save and what to keep remember."}
+                texts[""] = _TEXTS
             prefix = encode_part(name)
-            self._explained[name] = paths, {f"{prefix}/{path}".rstrip("/"): text for path, text in texts.items()}
-        return {path: text for name in encoded for path, text in self._explained[name][1].items()}
+            self._explained[name] = found
+            self._texts[name] = {f"{prefix}/{path}".rstrip("/"): dict(text) for path, text in texts.items()}
 
-    def _prune(self) -> None:
-        kept = self._keep.keep([CheckpointFacts(each.id, each.step, each.metrics) for each in self._line])
-        for checkpoint in list(self._line):
-            # the head is what a crash goes back to: no policy may drop it
-            if checkpoint.id in kept or checkpoint.id == self._head:
-                continue
-            try:
-                self._files.prune(self._run.name, checkpoint.seq, f"not kept by {self._keep}")
-            except StoreError as error:
-                message = f"{checkpoint!r} could not be pruned, which is tried again after the next save: {error}"
-                warnings.warn(message, UpkeepWarning, stacklevel=4)
-                continue
-            self._line.remove(checkpoint)
-            self._run.log("pruned", checkpoint=checkpoint.id, step=checkpoint.step, reason=f"not kept by {self._keep}")
+    def _write(self, snapshot: Snapshot) -> Checkpoint:
+        self._arena.wait_for_copies()
+        return self._writer.write(snapshot)
 
+    def _collect(self, *, wait: bool) -> None:
+        """Takes note of what became of the save in flight, if it has ended or `wait` is set, and tells of trouble."""
+        save = self._flight
+        if save is None or not (wait or save.done):
+            return
+        save.join()
+        self._flight = None
+        self._arena.release()
+        snapshot, error = save.snapshot, save.error
+        self.last_error = error
+        if error is None:
+            for name, log in self._logs.items():
+                log.committed(_pieces(name, snapshot.leaves))
+            # other leaves than before: the next save has the texts for them
+            self._explain(snapshot.paths)
+        else:
+            self._decisions.memory = snapshot.memory
+        for note in snapshot.notes:
+            warnings.warn(note, UpkeepWarning, stacklevel=4)
+        if isinstance(error, ConflictError):
+            raise error
+        if error is not None and not save.told:
+            self._warn_of_failure(error, snapshot.draft.step)
 
-def _checked_step(step: Any) -> int:
-    try:
-        whole = int(step)
-    except (TypeError, ValueError):
-        whole = -1
-    if isinstance(step, bool) or whole != step or not 0 <= whole < LARGEST_STEP:
-        raise ConfigurationError(f"a step is a whole number of at least 0 and below 2**63, got {step!r}", keys=["step"])
-    return whole
+    def _warn_of_failure(self, error: BaseException, step: int) -> None:
+        self.last_error = error
+        told = str(error) if isinstance(error, SimckptError) else f"{type(error).__name__}: {error}"
+        message = f"the save of run {self._run.name!r} at step {step} failed, training goes on: {told}"
+        warnings.warn(message, SaveFailedWarning, stacklevel=4)
 
+    def _note_busy(self, moment: Moment, reason: str) -> None:
+        if self._when_busy == "skip":
+            self._decisions.previous_step, self._tried = moment.step, time.monotonic()
+            self._run.log("save skipped", step=moment.step, reason=f"{reason}; another save is in flight")
+        elif not self._put_off:
+            self._put_off = reason
+            self._run.log("save put off", step=moment.step, reason=f"{reason}; another save is in flight")
 
-def _checked_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise ConfigurationError(f"metrics are a dict of numbers, got a {type(metrics).__name__}", keys=["metrics"])
-    checked = {}
-    for name, value in (metrics or {}).items():
-        if value is None:
-            continue
+    def _save_and_exit(self, moment: Moment) -> NoReturn:
+        assert self._watcher is not None
+        assert self._watcher.since is not None
+        assert self._signals is not None
+        deadline = self._watcher.since + self._signals[1]
+        if self._flight is not None and not self._flight.join(max(0.0, deadline - time.monotonic())):
+            problem = "the save in flight has not ended within the grace period"
+        else:
+            self._collect(wait=True)
+            problem = self._save_within(deadline, moment)
+        if problem:
+            kept = f"the last checkpoint is {self._writer.head or 'none yet'}"
+            message = f"{moment.signal}: nothing was saved at step {moment.step}: {problem}; {kept}"
+            warnings.warn(message, SaveFailedWarning, stacklevel=3)
+        self._run.log("stopped", step=moment.step, signal=moment.signal, problem=problem, exit_code=EXIT_REQUEUE)
+        self._run.close()
+        raise SystemExit(EXIT_REQUEUE)
+
+    def _save_within(self, deadline: float, moment: Moment) -> str:
+        """Saves in the foreground; returns why that failed or was not begun, or nothing."""
+        begun = time.monotonic()
+        needed, left = self._writer.duration, deadline - begun
+        if needed is not None and needed > left:
+            return f"a save took {needed:.1f} s last time, and {max(0.0, left):.1f} s of the grace period are left"
         try:
-            checked[str(name)] = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigurationError(f"metric {name!r} is no number: {value!r}", keys=[str(name)]) from error
-    size = len(json.dumps(checked))
-    if size > METRICS_LIMIT:
-        message = f"{len(checked)} metrics take {size} bytes as JSON and may take {METRICS_LIMIT}: give fewer"
-        raise ConfigurationError(message, keys=list(checked))
-    return checked
+            self._begin(moment, self._save_when.decide(moment).reason, begun=begun).wait()
+        except ConflictError:
+            raise
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self._collect(wait=False)
+        return ""
+
+    def _save_post_mortem(self, error: Exception) -> None:
+        """Saves what an exception left behind, if a policy wants that; never raises anything of its own."""
+        begun = time.monotonic()
+        if self._must_restore or not self._claim.held or self._run.writer is not self:
+            return
+        with contextlib.suppress(ConflictError):
+            self._collect(wait=True)
+        moment = self._moment(None, exception=f"{type(error).__name__}: {error}")
+        decision = self._save_when.decide(moment)
+        if not decision.due:
+            return
+        try:
+            self._begin(moment, decision.reason, begun=begun, explain=True, kind="exception").wait()
+        except Exception as second:
+            self._warn_of_failure(second, moment.step)
+
+
+def _pieces(name: str, leaves: Mapping[str, LeafRecord]) -> dict[str, tuple[state.Piece, ...]]:
+    """Returns where the leaves of a component lie in segments, by their paths in the component."""
+    prefix = f"{encode_part(name)}/"
+    return {path.removeprefix(prefix): leaf.pieces for path, leaf in leaves.items() if path.startswith(prefix)}

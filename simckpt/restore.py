@@ -17,7 +17,8 @@ from simckpt.errors import (
     UnsupportedStateError,
 )
 
-ENVS, PLAIN, STREAMS = range(3)  # the order of a restore: physics may run user callbacks, RNG streams come last
+# the order of a restore: physics may run user callbacks; what cannot be put back comes late; RNG streams come last
+ENVS, PLAIN, LOGS, STREAMS = range(4)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ def _bind(name: str, component: Any) -> BoundComponent:
         handle = sim.handle_for(component, name)
         if handle is not None:
             return BoundComponent(name, handle, ENVS)
+    from simckpt import replay
+
+    log = replay.handle_for(component, name)
+    if log is not None:
+        return BoundComponent(name, log, LOGS)
     order = STREAMS if isinstance(component, state.RNGStreams) else PLAIN
     return BoundComponent(name, state.handle_for(name, component), order)
 
@@ -62,14 +68,23 @@ def capture(bound: Mapping[str, BoundComponent]) -> dict[str, Any]:
     return {name: component.handle.capture() for name, component in bound.items()}
 
 
+def logs(bound: Mapping[str, BoundComponent]) -> dict[str, state.LogHandle]:
+    """Returns the handles of the components that are logs."""
+    return {name: each.handle for name, each in bound.items() if isinstance(each.handle, state.LogHandle)}
+
+
 def rehearse(bound: Mapping[str, BoundComponent]) -> None:
     """Captures every component and checks that it could be restored from that; changes nothing.
+
+    Of a log the capture alone is tried, for its state comes back only from files.
 
     Raises:
         UnsupportedStateError: a component that cannot be captured, or that would not take back its own state.
     """
     for name, component in bound.items():
         tree = component.handle.capture()
+        if component.order == LOGS:
+            continue
         encoded = state.encode(tree)
         try:
             component.handle.validate(state.decode(encoded.leaves, encoded.structure, template=tree))
@@ -89,9 +104,9 @@ def apply(bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded
     Raises:
         StateMismatchError: the states do not fit; all problems of all components are listed, nothing was touched.
         RestoreError: a component failed while it was being changed; all were put back.
-        HalfRestoredError: it failed, and something could not be put back.
+        HalfRestoredError: it failed, and something could not be put back; such as a log, of which no copy is kept.
     """
-    undo = capture(bound)
+    undo = capture({name: component for name, component in bound.items() if component.order != LOGS})
     states = decode(bound, saved, undo, source=source)
     problems: list[str] = []
     for name, component in bound.items():
@@ -130,7 +145,9 @@ def decode(
         problems = [f"component {name!r} is not in the checkpoint, which has {sorted(saved)}" for name in missing]
         message = f"{source} does not fit the live objects, which are untouched:\n  " + "\n  ".join(problems)
         raise StateMismatchError(message, problems=problems)
-    return {name: state.decode(saved[name].leaves, saved[name].structure, template=templates[name]) for name in bound}
+    return {
+        name: state.decode(saved[name].leaves, saved[name].structure, template=templates.get(name)) for name in bound
+    }
 
 
 def _within(name: str, problem: str) -> str:
@@ -147,6 +164,9 @@ def _put_back(
 ) -> None:
     failures = {}
     for name in touched:
+        if name not in undo:
+            failures[name] = f"{name}: a log is too large for a copy to be kept"
+            continue
         try:
             bound[name].handle.apply(undo[name])
         except Exception as second:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from simckpt.errors import FormatError, UnsupportedFormatError
+from simckpt.state import staging
 from simckpt.state.leaf import Leaf
 
 Array = np.ndarray[Any, Any]
@@ -212,10 +213,10 @@ def _clear_padding(array: Array) -> Array:
 
 
 def copy_array(array: Array) -> Array:
-    """Returns a copy that shares no memory, in the same memory order.
+    """Returns a copy that shares no memory, in the same memory order; see `staging` for large ones during a save.
 
     Raises:
         TypeError: the dtype holds Python objects.
     """
     dtype_name(array.dtype)
-    return np.array(array, order="K", copy=True, subok=False)
+    return staging.copy_array(array)

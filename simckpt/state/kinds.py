@@ -32,7 +32,8 @@ from simckpt.state.walk import Walker, refusal
 _SHORT_BYTES = 256
 
 
-def _array_alias(array: np.ndarray[Any, Any]) -> Any:
+def array_alias(array: np.ndarray[Any, Any]) -> Any:
+    """Returns what two arrays have in common that are the same memory seen in the same way; None if that cannot be."""
     if array.size == 0:
         return None
     return ("numpy", array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str)
@@ -160,7 +161,7 @@ def _register() -> None:
             arrays.array_to_leaf,
             lambda leaf, template: arrays.leaf_to_array(leaf),
             arrays.copy_array,
-            _array_alias,
+            array_alias,
         )
     )
     add_container(ContainerKind("object array", _flatten_object_array, _finish_object_array))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simckpt.errors import FormatError, UnsupportedFormatError
-from simckpt.state import arrays, atoms
+from simckpt.state import arrays, atoms, staging
 from simckpt.state.leaf import Leaf
 from simckpt.state.registry import Handler, LeafKind, add_leaf, handlers, leaf_handler, leaf_kinds, resolvers
 from simckpt.state.walk import Walker, refusal
@@ -93,12 +93,18 @@ def tensor_from_leaf(leaf: Leaf, template: Any) -> Any:
     return tensor
 
 
-def _copy(tensor: Any) -> Any:
+def copy_tensor(tensor: Any) -> Any:
+    """Returns a copy that shares no memory, without its graph; see `staging` for large ones during a save.
+
+    Raises:
+        TypeError: see `check_tensor`.
+    """
     check_tensor(tensor)
-    return tensor.detach().clone()
+    return staging.copy_tensor(tensor)
 
 
-def _alias(tensor: Any) -> Any:
+def alias(tensor: Any) -> Any:
+    """Returns what two tensors have in common that are the same memory seen in the same way; None if that cannot be."""
     if tensor.layout != sys.modules["torch"].strided or tensor.is_meta or tensor.numel() == 0:
         return None
     flags = (tensor.is_conj(), tensor.is_neg())
@@ -166,6 +172,6 @@ def _refuse_subclass(obj: Any) -> Handler | None:
     return handle
 
 
-add_leaf(LeafKind("torch", _is_tensor, tensor_to_leaf, tensor_from_leaf, _copy, _alias, _marks, _marked))
+add_leaf(LeafKind("torch", _is_tensor, tensor_to_leaf, tensor_from_leaf, copy_tensor, alias, _marks, _marked))
 resolvers.insert(0, _find)
 resolvers.insert(1, _refuse_subclass)

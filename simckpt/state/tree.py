@@ -17,6 +17,7 @@ is kept.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from simckpt.errors import FormatError, UnsupportedFormatError
 from simckpt.state import classes, kinds, mappings, rng, scalars, sequences, tensors
 from simckpt.state.build import Builder
 from simckpt.state.leaf import Leaf
+from simckpt.state.quick_copy import quick_copy
 from simckpt.state.walk import Copier, Encoder
 
 __all__ = ["Encoded", "Leaf", "copy_tree", "decode", "encode", "leaf_value"]
@@ -111,6 +113,10 @@ def copy_tree(tree: Any) -> Any:
     Raises:
         UnsupportedStateError: as `encode`.
     """
+    with contextlib.suppress(TypeError):  # told below, with the place
+        copied = quick_copy(tree)
+        if copied is not NotImplemented:
+            return copied
     copier = Copier()
     root = copier.walk(tree)
     return Builder(copier.nodes, None).build(root)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from simckpt import checkpointer
+from simckpt.background import Save
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import ConfigurationError
 from simckpt.state import RNGStreams
@@ -151,18 +152,32 @@ def _child(train: Train, store: Path, kill_at: int | None, look_around: bool, se
         def __init__(self, run: Any, files: Any, claim: Any, components: Mapping[str, Any], **policies: Any) -> None:
             super().__init__(run, files, claim, components, **{**policies, "keep": None})
             streams.update(dict.fromkeys(name for name, each in components.items() if isinstance(each, RNGStreams)))
+            self._restored_step: int | None = None
+            self._begun: Save | None = None
             self._calls = 0
             self._watch = StreamWatch()
 
-        def step(self, step: int, metrics: Mapping[str, float] | None = None) -> Checkpoint | None:
-            saved = self.save(step, metrics)
+        def restore_latest(self) -> Checkpoint | None:
+            restored = super().restore_latest()
+            self._restored_step = restored.step if restored else None
+            return restored
+
+        def _begin(self, *args: Any, **options: Any) -> Save:
+            self._begun = super()._begin(*args, **options)
+            return self._begun
+
+        def step(self, step: int, metrics: Mapping[str, float] | None = None) -> Save | None:
+            # a loop that saves before its body comes once more to the step that it was restored to
+            if step == self._restored_step:
+                return None
+            self.save(step, metrics)
             if kill_at is not None and step >= kill_at:
                 sender.send(("killed", step))
                 os.kill(os.getpid(), signal.SIGKILL)
             self._calls += 1
             if look_around:
                 self._look_around()
-            return saved
+            return self._begun
 
         def _look_around(self) -> None:
             uncovered.update(dict.fromkeys(self._watch.uncovered(self.components)))

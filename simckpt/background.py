@@ -1,0 +1,300 @@
+"""What happens to a snapshot once it was taken: written, committed, older checkpoints pruned, all beside training.
+
+A save runs in a thread of its own, which ends with it, and which is not a daemon: the interpreter waits for it before
+it exits. Nothing here touches a live object of the program, the pipe of an env, git, or code of the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from simckpt import state
+from simckpt.checkpoint import Checkpoint
+from simckpt.errors import StoreError
+from simckpt.policies import CheckpointFacts, KeepPolicy, retain
+from simckpt.run import ancestry, may_be_head
+from simckpt.storage import CommitDraft, CommitRecord, LeafRecord, StoreFiles
+from simckpt.storage.preparing import Prepared
+from simckpt.storage.writer_process import WriterProcess
+
+Texts = Mapping[str, Mapping[str, str]]
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """A state in memory, on its way to the store.
+
+    Attributes:
+        trees: {component: state tree}, sharing no memory with anything alive.
+        draft: what the commit record will say.
+        due: when the save was due, on the clock of `time.monotonic` [s].
+        reason: why it was made.
+        texts: {path: texts for people} of the leaves.
+        encoded: {component: encoded state}, once it is known and until it is written.
+        paths: {component: paths of its leaves}, once they are known.
+        leaves: {path: leaf} of the checkpoint, once it is in the store.
+        notes: what went wrong beside the save itself, one line each.
+        memory: what the policies remembered before, should it fail.
+    """
+
+    trees: Mapping[str, Any]
+    draft: CommitDraft
+    due: float
+    reason: str
+    texts: Texts = field(default_factory=dict)
+    encoded: Mapping[str, state.Encoded] | None = None
+    paths: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    leaves: Mapping[str, LeafRecord] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    memory: dict[str, float] = field(default_factory=dict)
+
+    def encode(self) -> Mapping[str, state.Encoded]:
+        """Returns the encoded state, which shares the memory of the trees."""
+        if self.encoded is None:
+            self.encoded = {name: state.encode(tree) for name, tree in self.trees.items()}
+            self.paths = {name: tuple(encoded.leaves) for name, encoded in self.encoded.items()}
+        return self.encoded
+
+    def drop_arrays(self) -> None:
+        """Lets go of the state, so that who keeps the rest does not keep its memory."""
+        self.trees, self.encoded, self.texts = {}, None, {}
+
+
+class Save:
+    """A save that has been begun; made by `Checkpointer.step`.
+
+    Attributes:
+        step: of the state that it saves [env steps].
+        reason: why it was made.
+        snapshot: the rest of it; its arrays are gone once it is done.
+        error: what it raised, once it has failed.
+        told: whether its error was raised, so that nobody need be told again.
+    """
+
+    def __init__(self, snapshot: Snapshot, write: Callable[[Snapshot], Checkpoint]) -> None:
+        self.step = snapshot.draft.step
+        self.reason = snapshot.reason
+        self.snapshot = snapshot
+        self._write = write
+        self._checkpoint: Checkpoint | None = None
+        self.error: BaseException | None = None
+        self.told = False
+        self._finished = threading.Event()
+        self._turn = threading.Lock()
+        self._started = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        outcome = "failed" if self.error else "done" if self.done else "in flight"
+        return f"<Save of step {self.step:,}, {outcome}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._finished.is_set()
+
+    def wait(self, timeout: float | None = None) -> Checkpoint:
+        """Returns the checkpoint, once it survives a power failure.
+
+        Args:
+            timeout: how long to wait at most [s].
+
+        Raises:
+            TimeoutError: it is still in flight.
+            StorageError, ConflictError, ...: why it failed; the checkpoints before it are untouched.
+        """
+        if not self.join(timeout):
+            raise TimeoutError(f"the save of step {self.step} is still in flight after {timeout:g} s")
+        if self.error is not None:
+            self.told = True
+            raise self.error
+        assert self._checkpoint is not None
+        return self._checkpoint
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits for the end, whatever it is, and returns whether it has come."""
+        if not self._finished.wait(timeout):
+            return False
+        if self._thread is not None:
+            self._thread.join()
+        return True
+
+    def start(self) -> None:
+        """Begins to write, in a thread of its own."""
+        self._thread = threading.Thread(target=self._run, name=f"simckpt save of step {self.step}", daemon=False)
+        try:
+            self._thread.start()
+            self._started.set()
+        except BaseException as error:
+            self._started.set()
+            # the thread may have been made all the same, when this was Ctrl-C: one of the two has the turn
+            if self._turn.acquire(blocking=False):
+                self._thread = None
+                self._end(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def run(self) -> None:
+        """Writes at once, in the calling thread; Ctrl-C passes through."""
+        try:
+            self._checkpoint = self._write(self.snapshot)
+        except BaseException as error:
+            self.told = not isinstance(error, Exception)
+            self._end(error)
+            if self.told:
+                raise
+        else:
+            self._end(None)
+
+    def _run(self) -> None:
+        # lets the caller go on at once: a thread that has just begun keeps the interpreter for up to 5 ms otherwise
+        self._started.wait()
+        if not self._turn.acquire(blocking=False):
+            return
+        with contextlib.suppress(BaseException):  # it is kept, for whoever asks
+            self.run()
+
+    def _end(self, error: BaseException | None) -> None:
+        self.error = error
+        self.snapshot.drop_arrays()
+        self._finished.set()
+
+
+class Preparer(Protocol):
+    """Does the heavy part of a save: from encoded components to files under a temporary name."""
+
+    def __call__(self, components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
+        """Returns what `StoreFiles.publish` takes."""
+        ...
+
+
+def preparer(files: StoreFiles, run: str, process: WriterProcess | None) -> Preparer:
+    """Returns the preparer that works in the calling thread, or the one that hands over to a process."""
+
+    def here(components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
+        return files.prepare(run, components, attributes=texts)
+
+    def apart(components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
+        assert process is not None
+        return process.prepare(files.prepare_job(run), components, texts)
+
+    return here if process is None else apart
+
+
+class Writer:
+    """Writes one snapshot at a time; knows the run's head and the checkpoints on its line.
+
+    Attributes:
+        head: id of the newest commit that training goes on from, or None.
+        line: the records of the checkpoints that the head descends from, oldest first, as far as they are not pruned.
+        duration: of the last save, from the moment it was due until its commit [s]; None before the first.
+        protected: {id of a checkpoint: why no policy may drop it}, beside what `protections` says.
+
+    Args:
+        files: of the store.
+        run: the run's name.
+        keep: which checkpoints stay.
+        prepare: does the heavy part of a save.
+        protections: returns {id of a checkpoint: why no policy may drop it}, as it is now.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        run: str,
+        keep: KeepPolicy,
+        prepare: Preparer,
+        protections: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self.head: str | None = None
+        self.line: list[CommitRecord] = []
+        self.duration: float | None = None
+        self.protected: dict[str, str] = {}
+        self._files = files
+        self._run = run
+        self._keep = keep
+        self._prepare = prepare
+        self._protections = protections
+
+    def read_line(self) -> dict[int, StoreError]:
+        """Reads which commit is the head and which checkpoints are on its line; returns the damaged records."""
+        damaged: dict[int, StoreError] = {}
+        records = ancestry(self._files.records(self._run, damaged=damaged))
+        self.head = records[-1].id if records else None
+        # kept, for reading them anew takes longer with each save
+        self.line = [record for record in records if isinstance(record, CommitRecord)]
+        return damaged
+
+    def write(self, snapshot: Snapshot) -> Checkpoint:
+        """Returns the checkpoint of a snapshot; raises what `StoreFiles.commit` raises."""
+        try:
+            return self._commit(snapshot)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # Ctrl-C may have come after the commit was in place: then that is the head
+                self.read_line()
+            self._log(snapshot, "save failed", step=snapshot.draft.step, error=str(error) or repr(error))
+            raise
+
+    def _commit(self, snapshot: Snapshot) -> Checkpoint:
+        prepared = self._prepare(snapshot.encode(), snapshot.texts)
+        duration = time.monotonic() - snapshot.due
+        commit = self._files.publish(self._run, replace(snapshot.draft, duration=duration), prepared)
+        self.duration = duration
+        snapshot.leaves, record = commit.leaves, commit.record
+        self._log(snapshot, "saved", checkpoint=record.id, step=record.step, reason=snapshot.reason)
+        if may_be_head(record):
+            self.head = record.id
+            self.line.append(record)
+            try:
+                self._prune(snapshot)
+            except StoreError as error:
+                snapshot.notes.append(f"no checkpoint was pruned, which is tried again after the next save: {error}")
+        return Checkpoint(self._files, self._run, record)
+
+    def _prune(self, snapshot: Snapshot) -> None:
+        facts = self._facts()
+        if all(verdict.keep for verdict in retain(facts, self._keep, {})):
+            return
+        # who branched from here is asked only if something is to go: that takes a look at every run of the store
+        verdicts = {each.id: each for each in retain(facts, self._keep, {**self.protected, **self._protections()})}
+        for record in list(self.line):
+            if verdicts[record.id].keep:
+                continue
+            reason = verdicts[record.id].reason
+            try:
+                self._files.prune(self._run, record.seq, reason)
+            except StoreError as error:
+                snapshot.notes.append(
+                    f"checkpoint {record.id} of run {self._run!r} at step {record.step} could not be pruned, which is "
+                    f"tried again after the next save: {error}"
+                )
+                continue
+            self.line.remove(record)
+            self._log(snapshot, "pruned", checkpoint=record.id, step=record.step, reason=reason)
+
+    def _facts(self) -> list[CheckpointFacts]:
+        # damaged later metrics are as good as none; tags and pins are known all the same
+        marks = self._files.marks(self._run, damaged={})
+        return [
+            CheckpointFacts(
+                id=record.id,
+                step=record.step,
+                metrics={**record.metrics, **(marks[record.id].metrics if record.id in marks else {})},
+                created=record.created,
+                size=record.size,
+                tags=marks[record.id].tags if record.id in marks else frozenset(),
+            )
+            for record in self.line
+        ]
+
+    def _log(self, snapshot: Snapshot, event: str, **facts: Any) -> None:
+        try:
+            self._files.log_event(self._run, {"event": event, **facts})
+        except StoreError as error:
+            snapshot.notes.append(f"the log of run {self._run!r} could not be written: {error}")
