@@ -32,8 +32,16 @@ test: venv
 test-slow: venv
 	$(BIN)/pytest -n $(JOBS) -m slow
 
-bench: venv
-	$(BIN)/python scripts/bench_sim.py
+.venv-bench/.installed: requirements-bench.lock requirements.lock pyproject.toml
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --requirement requirements-bench.lock
+	.venv-bench/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+# one more environment, for the peers that nothing else needs; without it: .venv/bin/python scripts/bench_save.py
+bench: .venv-bench/.installed
+	.venv-bench/bin/python scripts/bench_sim.py
+	.venv-bench/bin/python scripts/bench_save.py
 
 .venv-compat/.installed: requirements-compat.lock pyproject.toml
 	test -x .venv-compat/bin/python || $(PYTHON) -m venv .venv-compat
@@ -46,4 +54,4 @@ test-compat: .venv-compat/.installed
 	.venv-compat/bin/pytest -m compat tests/exactness
 
 clean:
-	rm -rf .venv .venv-compat build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-compat .venv-bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
