@@ -223,11 +223,10 @@ def train(args: Args) -> Agent:
     observations, _ = envs.reset(seed=args.seed)
     loop = simckpt.LoopState(step=0, observations=observations, dones=np.zeros(args.num_envs, dtype=bool))
     state = {"envs": envs, "agent": agent, "optimizer": optimizer, "rng": simckpt.RNGStreams(), "loop": loop}
-    save_when = simckpt.EverySteps(args.save_every) | simckpt.AtSteps(args.total_steps)
-    checkpointer = run.checkpointer(state, save_when=save_when)
-    checkpointer.restore_latest()
+    save_when = simckpt.EverySteps(args.save_every) | simckpt.AtSteps(args.total_steps) | simckpt.OnSignal()
     batch = args.num_envs * args.rollout_steps  # [env steps] of one iteration, reset rows included
-    with contextlib.closing(envs):
+    with contextlib.closing(envs), run.checkpointer(state, save_when=save_when) as checkpointer:
+        checkpointer.restore_latest()
         first_step, started = loop.step, time.perf_counter()
         while loop.step < args.total_steps:
             # annealed [E20], by a function of the step alone: there is no scheduler to keep

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from simckpt import state
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import StoreError
+from simckpt.errors import DamagedError, StoreError
 from simckpt.policies import CheckpointFacts, KeepPolicy, retain
 from simckpt.run import ancestry, may_be_head
 from simckpt.storage import CommitDraft, CommitRecord, LeafRecord, StoreFiles
@@ -181,7 +181,12 @@ def preparer(files: StoreFiles, run: str, process: WriterProcess | None) -> Prep
 
     def apart(components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
         assert process is not None
-        return process.prepare(files.prepare_job(run), components, texts)
+        try:
+            return process.prepare(files.prepare_job(run), components, texts)
+        except DamagedError as error:
+            # else the next save would meet the same damaged segment
+            files.note_damage(error)
+            raise
 
     return here if process is None else apart
 

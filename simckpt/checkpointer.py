@@ -31,7 +31,6 @@ from simckpt.state.staging import Arena
 from simckpt.storage import CommitDraft, LeafRecord
 from simckpt.storage.names import encode_part
 from simckpt.storage.writer_process import WriterProcess
-from simckpt.store import Store
 
 if TYPE_CHECKING:
     from simckpt.run import Run
@@ -96,7 +95,7 @@ class Checkpointer:
             run.name,
             keep or KeepAll(),
             preparer(files, run.name, self._process),
-            lambda: Store(files.path).protected(run.name),
+            run.protected,
         )
         damaged = self._writer.read_line()
         self._must_restore = bool(self._writer.head or damaged)
@@ -105,8 +104,8 @@ class Checkpointer:
         self._last_step = 0
         self._tried = time.monotonic()
         self._save_cost: float | None = None
-        self._signals = policies.signals_of(save_when)
-        self._watcher = None if self._signals is None else SignalWatcher(self._signals[0])
+        answered = policies.signals_of(save_when)
+        self._watcher = None if answered is None else SignalWatcher(answered[0])
         self._entered = False
         for seq, error in sorted(damaged.items()):
             message = f"checkpoint number {seq} of run {run.name!r} is damaged: {error}"
@@ -441,8 +440,8 @@ class Checkpointer:
     def _save_and_exit(self, moment: Moment) -> NoReturn:
         assert self._watcher is not None
         assert self._watcher.since is not None
-        assert self._signals is not None
-        deadline = self._watcher.since + self._signals[1]
+        assert moment.signal is not None
+        deadline = self._watcher.since + policies.grace_of(self._save_when, moment.signal)
         if self._flight is not None and not self._flight.join(max(0.0, deadline - time.monotonic())):
             problem = "the save in flight has not ended within the grace period"
         else:
