@@ -22,6 +22,9 @@ class Handle(Protocol):
     A restore takes an undo with `capture`, calls `validate` on every component, then `apply`; if anything fails,
     `apply(undo)` brings the object back bit for bit. A state is never changed or kept by the object it was applied to.
 
+    A handle may also have `take(state)`: as `apply`, for a state that nobody else holds, so that the object may keep
+    parts of it.
+
     A handle may also have `attributes(paths)`. It is given the paths of the leaves of a captured state and returns
     {path of a leaf or group, "" for the component itself: {name: text}}, for people who open the file; the texts depend
     on nothing but the paths, and paths that do not exist are ignored.

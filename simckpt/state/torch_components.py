@@ -269,8 +269,15 @@ class OptimizerHandle(_ComparedHandle):
         return problems
 
     def apply(self, state: Any) -> None:
-        """Loads a copy, and gives moments back the dtype that torch changed to the parameter's."""
-        saved = copy_tree(state.items)
+        """Loads a copy, for torch keeps the moments that it is given."""
+        self._load(state, copy_tree(state.items))
+
+    def take(self, state: Any) -> None:
+        """Loads the state itself."""
+        self._load(state, state.items)
+
+    def _load(self, state: Any, saved: Any) -> None:
+        # torch changes moments to the parameter's dtype: they get their own back
         try:
             self.optimizer.load_state_dict(saved)
         except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:

@@ -21,6 +21,7 @@ from simckpt.errors import ConflictError, SimckptError, StorageError, StorageFul
 Bytes = bytes | bytearray | memoryview
 
 CHUNK = 8 << 20  # [bytes] in one pwrite: large enough for the disk, small enough to hear of a full one early
+WRITEBACK = 1 << 20  # [bytes]; smaller parts are left to the fsync
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 _NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
@@ -50,6 +51,11 @@ class Disk:
     def pwrite(self, descriptor: int, data: Bytes, offset: int) -> int:
         """Returns how many of the bytes were written; fewer than given is no error."""
         return os.pwrite(descriptor, data, offset)
+
+    def start_writeback(self, descriptor: int, offset: int, size: int) -> None:
+        """Asks the kernel to begin writing these bytes to the disk, while others are still being prepared."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
     def append(self, descriptor: int, data: bytes) -> int:
         """Returns how many of the bytes were appended, by one write."""
@@ -153,6 +159,11 @@ def write_file(disk: Disk, path: Path, parts: Iterable[tuple[int, Bytes]], *, si
                 _allocate(disk, descriptor, size)
             for offset, data in parts:
                 _write_all(disk, descriptor, data, offset)
+                if len(data) >= WRITEBACK:
+                    # else the disk would idle until the fsync, for the kernel gathers gigabytes before it begins. The
+                    # pages stay in its cache: they are dirty
+                    with contextlib.suppress(OSError):
+                        disk.start_writeback(descriptor, offset, len(data))
             disk.fsync(descriptor)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -2,8 +2,8 @@
 
 `WriterProcess` is the training process's end; `main` is the other one, `python -m simckpt.storage.writer_process <fd>`:
 a fresh interpreter, so that nothing of the program is imported again, torch neither. They talk over a pair of sockets.
-The child ignores SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, for a signal to the process group must not end the last save, and
-leaves when the other end is closed or gone.
+The child ignores SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, for a signal to the process group must not end the last save,
+and leaves when the other end is closed or gone.
 """
 
 from __future__ import annotations
