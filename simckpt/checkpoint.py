@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -263,10 +262,8 @@ class Checkpoint:
         """
         self.restore_bound(bind(components))
 
-    def restore_bound(
-        self, bound: Mapping[str, BoundComponent], *, undo_in: contextlib.AbstractContextManager[None] | None = None
-    ) -> None:
-        """Does what `restore` does, for components that are bound already; `undo_in` as in `restore.apply`."""
+    def restore_bound(self, bound: Mapping[str, BoundComponent]) -> None:
+        """Does what `restore` does, for components that are bound already."""
         available = set(self.components())
         saved = self.read([name for name in bound if name in available])
         differences = provenance.version_differences(self.versions, provenance.versions())
@@ -274,7 +271,7 @@ class Checkpoint:
             # before anything changes: a program may turn warnings into errors
             message = f"checkpoint {self.id} was saved elsewhere, and going on from it may not be bit-exact: "
             warnings.warn(message + "; ".join(differences), VersionWarning, stacklevel=3)
-        apply(bound, saved, source=f"checkpoint {self.id} (run {self.run!r}, step {self.step})", undo_in=undo_in)
+        apply(bound, saved, source=f"checkpoint {self.id} (run {self.run!r}, step {self.step})")
 
 
 def _dig(values: Any, path: str) -> Any:

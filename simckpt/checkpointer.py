@@ -196,10 +196,7 @@ class Checkpointer:
             problems = [f"component {name!r} is in the checkpoint but not registered" for name in extra]
             message = f"checkpoint {checkpoint.id} does not fit the live objects, which are untouched:\n  "
             raise StateMismatchError(message + "\n  ".join(problems), problems=problems)
-        try:
-            checkpoint.restore_bound(self._bound, undo_in=self._arena.recording())
-        finally:
-            self._arena.release()
+        checkpoint.restore_bound(self._bound)
         leaves = checkpoint.leaves() if self._logs else {}
         for name, log in self._logs.items():
             log.restored(_pieces(name, leaves))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,28 +93,20 @@ def rehearse(bound: Mapping[str, BoundComponent]) -> None:
             raise UnsupportedStateError(message, path=name, type_name=type(component.handle).__name__) from error
 
 
-def apply(
-    bound: Mapping[str, BoundComponent],
-    saved: Mapping[str, state.Encoded],
-    *,
-    source: str,
-    undo_in: contextlib.AbstractContextManager[None] | None = None,
-) -> None:
+def apply(bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded], *, source: str) -> None:
     """Puts the saved states into the live objects: all of them, or none.
 
     Args:
         bound: the components to restore, in order; each needs an entry in `saved`.
         saved: what was read and verified, by component.
         source: the checkpoint's name for messages.
-        undo_in: where the undo copy goes, such as `Arena.recording()`; into new memory by default.
 
     Raises:
         StateMismatchError: the states do not fit; all problems of all components are listed, nothing was touched.
         RestoreError: a component failed while it was being changed; all were put back.
         HalfRestoredError: it failed, and something could not be put back; such as a log, of which no copy is kept.
     """
-    with undo_in or contextlib.nullcontext():
-        undo = capture({name: component for name, component in bound.items() if component.order != LOGS})
+    undo = capture({name: component for name, component in bound.items() if component.order != LOGS})
     states = decode(bound, saved, undo, source=source)
     problems: list[str] = []
     for name, component in bound.items():
