@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from simckpt import state
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import DamagedError, StoreError
-from simckpt.policies import CheckpointFacts, KeepPolicy, retain
+from simckpt.policies import CheckpointFacts, KeepAll, KeepPolicy, retain
 from simckpt.run import ancestry, may_be_head
 from simckpt.storage import CommitDraft, CommitRecord, LeafRecord, StoreFiles
 from simckpt.storage.preparing import Prepared
@@ -197,8 +197,8 @@ class Writer:
     Attributes:
         head: id of the newest commit that training goes on from, or None.
         line: the records of the checkpoints that the head descends from, oldest first, as far as they are not pruned.
+        post_mortems: the records of what exceptions left behind.
         duration: of the last save, from the moment it was due until its commit [s]; None before the first.
-        protected: {id of a checkpoint: why no policy may drop it}, beside what `protections` says.
 
     Args:
         files: of the store.
@@ -218,8 +218,8 @@ class Writer:
     ) -> None:
         self.head: str | None = None
         self.line: list[CommitRecord] = []
+        self.post_mortems: list[CommitRecord] = []
         self.duration: float | None = None
-        self.protected: dict[str, str] = {}
         self._files = files
         self._run = run
         self._keep = keep
@@ -229,10 +229,14 @@ class Writer:
     def read_line(self) -> dict[int, StoreError]:
         """Reads which commit is the head and which checkpoints are on its line; returns the damaged records."""
         damaged: dict[int, StoreError] = {}
-        records = ancestry(self._files.records(self._run, damaged=damaged))
-        self.head = records[-1].id if records else None
+        records = self._files.records(self._run, damaged=damaged)
+        line = ancestry(records)
+        self.head = line[-1].id if line else None
         # kept, for reading them anew takes longer with each save
-        self.line = [record for record in records if isinstance(record, CommitRecord)]
+        self.line = [record for record in line if isinstance(record, CommitRecord)]
+        self.post_mortems = [
+            record for record in records if isinstance(record, CommitRecord) and not may_be_head(record)
+        ]
         return damaged
 
     def write(self, snapshot: Snapshot) -> Checkpoint:
@@ -242,7 +246,8 @@ class Writer:
         except BaseException as error:
             if not isinstance(error, Exception):
                 # Ctrl-C may have come after the commit was in place: then that is the head
-                self.read_line()
+                with contextlib.suppress(StoreError):
+                    self.read_line()
             self._log(snapshot, "save failed", step=snapshot.draft.step, error=str(error) or repr(error))
             raise
 
@@ -252,36 +257,52 @@ class Writer:
         commit = self._files.publish(self._run, replace(snapshot.draft, duration=duration), prepared)
         self.duration = duration
         snapshot.leaves, record = commit.leaves, commit.record
-        self._log(snapshot, "saved", checkpoint=record.id, step=record.step, reason=snapshot.reason)
         if may_be_head(record):
             self.head = record.id
             self.line.append(record)
-            try:
-                self._prune(snapshot)
-            except StoreError as error:
-                snapshot.notes.append(f"no checkpoint was pruned, which is tried again after the next save: {error}")
+        else:
+            self.post_mortems.append(record)
+        try:
+            self._log(snapshot, "saved", checkpoint=record.id, step=record.step, reason=snapshot.reason)
+            self._prune(snapshot)
+        except Exception as error:  # the checkpoint is in the store: whatever comes after it is no failure of the save
+            told = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+            snapshot.notes.append(f"no checkpoint was pruned, which is tried again after the next save: {told}")
         return Checkpoint(self._files, self._run, record)
 
     def _prune(self, snapshot: Snapshot) -> None:
+        self._prune_post_mortems(snapshot)
+        if isinstance(self._keep, KeepAll):
+            return
         facts = self._facts()
         if all(verdict.keep for verdict in retain(facts, self._keep, {})):
             return
         # who branched from here is asked only if something is to go: that takes a look at every run of the store
-        verdicts = {each.id: each for each in retain(facts, self._keep, {**self.protected, **self._protections()})}
+        verdicts = {each.id: each for each in retain(facts, self._keep, self._protections())}
         for record in list(self.line):
-            if verdicts[record.id].keep:
-                continue
-            reason = verdicts[record.id].reason
-            try:
-                self._files.prune(self._run, record.seq, reason)
-            except StoreError as error:
-                snapshot.notes.append(
-                    f"checkpoint {record.id} of run {self._run!r} at step {record.step} could not be pruned, which is "
-                    f"tried again after the next save: {error}"
-                )
-                continue
-            self.line.remove(record)
-            self._log(snapshot, "pruned", checkpoint=record.id, step=record.step, reason=reason)
+            if not verdicts[record.id].keep:
+                self._drop(self.line, record, verdicts[record.id].reason, snapshot)
+
+    def _prune_post_mortems(self, snapshot: Snapshot) -> None:
+        """Keeps the newest one: a job that fails at every restart must not fill the disk with what it left behind."""
+        if len(self.post_mortems) < 2:
+            return
+        protected = self._protections()
+        for record in self.post_mortems[:-1]:
+            if record.id not in protected:
+                self._drop(self.post_mortems, record, "a newer exception was saved", snapshot)
+
+    def _drop(self, records: list[CommitRecord], record: CommitRecord, reason: str, snapshot: Snapshot) -> None:
+        try:
+            self._files.prune(self._run, record.seq, reason)
+        except StoreError as error:
+            snapshot.notes.append(
+                f"checkpoint {record.id} of run {self._run!r} at step {record.step} could not be pruned, which is "
+                f"tried again after the next save: {error}"
+            )
+            return
+        records.remove(record)
+        self._log(snapshot, "pruned", checkpoint=record.id, step=record.step, reason=reason)
 
     def _facts(self) -> list[CheckpointFacts]:
         # damaged later metrics are as good as none; tags and pins are known all the same

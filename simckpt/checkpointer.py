@@ -28,7 +28,7 @@ from simckpt.policies import KeepAll, KeepPolicy, Moment, SavePolicy
 from simckpt.signals import EXIT_REQUEUE, SignalWatcher
 from simckpt.state.shared_memory import Slabs
 from simckpt.state.staging import Arena
-from simckpt.storage import CommitDraft, LeafRecord
+from simckpt.storage import CommitDraft
 from simckpt.storage.names import encode_part
 from simckpt.storage.writer_process import WriterProcess
 
@@ -58,6 +58,7 @@ class Checkpointer:
     Attributes:
         components: {name: live object}, as registered.
         last_error: what the last failed save raised, or None since the last one that succeeded.
+        restored_from: id of the checkpoint that `restore_latest` put into the live objects, or None.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Checkpointer:
         check_arguments(components, save_when, keep, background, when_busy)
         self.components = dict(components)
         self.last_error: BaseException | None = None
+        self.restored_from: str | None = None
         self._run = run
         self._claim = claim
         self._save_when = save_when
@@ -105,7 +107,7 @@ class Checkpointer:
         self._tried = time.monotonic()
         self._save_cost: float | None = None
         answered = policies.signals_of(save_when)
-        self._watcher = None if answered is None else SignalWatcher(answered[0])
+        self._watcher = SignalWatcher(answered) if answered else None
         self._entered = False
         for seq, error in sorted(damaged.items()):
             message = f"checkpoint number {seq} of run {run.name!r} is damaged: {error}"
@@ -199,17 +201,21 @@ class Checkpointer:
         checkpoint.restore_bound(self._bound)
         leaves = checkpoint.leaves() if self._logs else {}
         for name, log in self._logs.items():
-            log.restored(_pieces(name, leaves))
+            log.restored(restore.pieces_of(name, leaves))
         self._must_restore = False
         self._put_off = ""
         self._last_step = checkpoint.step
-        self._writer.protected = {checkpoint.id: "restored from"}
+        self.restored_from = checkpoint.id
         self._run.log("restored", checkpoint=checkpoint.id, step=checkpoint.step)
         # moments of an optimizer exist only now: their buffers are touched here instead of by the first save
         with self._arena.recording():
             restore.capture(self._bound)
         self._arena.release()
         return checkpoint
+
+    def read_line(self) -> None:
+        """Takes note that checkpoints were pruned by somebody else of this process."""
+        self._writer.read_line()
 
     def step(self, step: int, metrics: Mapping[str, float] | None = None) -> Save | None:
         """Returns the save if one was due and was begun, else None. Call it where the loop's state is whole.
@@ -314,12 +320,7 @@ class Checkpointer:
         if step < self._last_step:
             raise ConfigurationError(f"steps must not go back: {step} after {self._last_step}", keys=["step"])
         self._last_step = step
-        try:
-            self._claim.beat()
-        except ConflictError:
-            raise
-        except SimckptError as error:
-            warnings.warn(f"the heartbeat of run {self._run.name!r} failed: {error}", UpkeepWarning, stacklevel=4)
+        self._claim.beat()
 
     def _moment(self, metrics: Mapping[str, float] | None, *, exception: str | None = None) -> Moment:
         return Moment(
@@ -343,12 +344,12 @@ class Checkpointer:
                 self._decisions.previous_step = moment.step
                 self._decisions.memory = {**memory, **self._save_when.remember(moment)}
             snapshot = self._take_snapshot(moment, reason, begun=begun, explain=explain, kind=kind)
+            snapshot.memory = memory
+            save = self._flight = Save(snapshot, self._write)
         except BaseException:
             self._decisions.memory = memory
             self._arena.release()
             raise
-        snapshot.memory = memory
-        save = self._flight = Save(snapshot, self._write)
         try:
             if self._background is None:
                 save.run()
@@ -411,7 +412,10 @@ class Checkpointer:
         self.last_error = error
         if error is None:
             for name, log in self._logs.items():
-                log.committed(_pieces(name, snapshot.leaves))
+                try:
+                    log.committed(restore.pieces_of(name, snapshot.leaves))
+                except SimckptError as problem:
+                    snapshot.notes.append(f"the next save of {name!r} writes all its rows: {problem}")
             # other leaves than before: the next save has the texts for them
             self._explain(snapshot.paths)
         else:
@@ -442,17 +446,21 @@ class Checkpointer:
         assert self._watcher.since is not None
         assert moment.signal is not None
         deadline = self._watcher.since + policies.grace_of(self._save_when, moment.signal)
-        if self._flight is not None and not self._flight.join(max(0.0, deadline - time.monotonic())):
-            problem = "the save in flight has not ended within the grace period"
-        else:
-            self._collect(wait=True)
-            problem = self._save_within(deadline, moment)
-        if problem:
-            kept = f"the last checkpoint is {self._writer.head or 'none yet'}"
-            message = f"{moment.signal}: nothing was saved at step {moment.step}: {problem}; {kept}"
-            warnings.warn(message, SaveFailedWarning, stacklevel=3)
-        self._run.log("stopped", step=moment.step, signal=moment.signal, problem=problem, exit_code=EXIT_REQUEUE)
-        self._run.close()
+        # warnings may be errors: the scheduler must get its code all the same
+        with contextlib.suppress(Warning):
+            if self._flight is not None and not self._flight.join(max(0.0, deadline - time.monotonic())):
+                problem = "the save in flight has not ended within the grace period"
+            else:
+                with contextlib.suppress(Warning):
+                    self._collect(wait=True)
+                problem = self._save_within(deadline, moment)
+            self._run.log("stopped", step=moment.step, signal=moment.signal, problem=problem, exit_code=EXIT_REQUEUE)
+            if problem:
+                kept = f"the last checkpoint is {self._writer.head or 'none yet'}"
+                message = f"{moment.signal}: nothing was saved at step {moment.step}: {problem}; {kept}"
+                warnings.warn(message, SaveFailedWarning, stacklevel=3)
+        with contextlib.suppress(Warning):
+            self._run.close()
         raise SystemExit(EXIT_REQUEUE)
 
     def _save_within(self, deadline: float, moment: Moment) -> str:
@@ -486,9 +494,3 @@ class Checkpointer:
             self._begin(moment, decision.reason, begun=begun, explain=True, kind="exception").wait()
         except Exception as second:
             self._warn_of_failure(second, moment.step)
-
-
-def _pieces(name: str, leaves: Mapping[str, LeafRecord]) -> dict[str, tuple[state.Piece, ...]]:
-    """Returns where the leaves of a component lie in segments, by their paths in the component."""
-    prefix = f"{encode_part(name)}/"
-    return {path.removeprefix(prefix): leaf.pieces for path, leaf in leaves.items() if path.startswith(prefix)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simckpt import state
 from simckpt.errors import (
@@ -16,6 +16,10 @@ from simckpt.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
+from simckpt.storage.names import encode_part
+
+if TYPE_CHECKING:
+    from simckpt.storage import LeafRecord
 
 # the order of a restore: physics may run user callbacks; what cannot be put back comes late; RNG streams come last
 ENVS, PLAIN, LOGS, STREAMS = range(4)
@@ -71,6 +75,12 @@ def capture(bound: Mapping[str, BoundComponent]) -> dict[str, Any]:
 def logs(bound: Mapping[str, BoundComponent]) -> dict[str, state.LogHandle]:
     """Returns the handles of the components that are logs."""
     return {name: each.handle for name, each in bound.items() if isinstance(each.handle, state.LogHandle)}
+
+
+def pieces_of(name: str, leaves: Mapping[str, LeafRecord]) -> dict[str, tuple[state.Piece, ...]]:
+    """Returns where the leaves of a component lie in segments, by their paths in the component."""
+    prefix = f"{encode_part(name)}/"
+    return {path.removeprefix(prefix): leaf.pieces for path, leaf in leaves.items() if path.startswith(prefix)}
 
 
 def rehearse(bound: Mapping[str, BoundComponent]) -> None:

@@ -69,8 +69,13 @@ class Run:
         if self._claim is not None:
             if self.writer is not None:
                 self.writer.close()
-            self._claim.release()
-            self._claim = None
+            try:
+                self._claim.release()
+            except StoreError as error:
+                message = f"the claim on run {self.name!r} could not be given back and ends with this process: {error}"
+                warnings.warn(message, UpkeepWarning, stacklevel=2)
+            finally:
+                self._claim = None
 
     def log(self, event: str, **facts: Any) -> None:
         """Adds a line to the run's log for people. A log that cannot be written ends in an `UpkeepWarning` alone."""
@@ -240,8 +245,8 @@ class Run:
     def protected(self) -> dict[str, str]:
         """Returns {checkpoint id: reason} of what no policy may drop: pins, origins of runs and targets of rollbacks.
 
-        The newest is protected by `policies.retain` itself; what the program at hand restored from is known to its
-        checkpointer alone. Further calls read what is new: what was once an origin or a target remains one. A damaged
+        The newest is protected by `policies.retain` itself; what a program restored from is known to that program
+        alone. Further calls read what is new: what was once an origin or a target remains one. A damaged
         commit record protects nothing.
 
         Raises:
@@ -254,6 +259,8 @@ class Run:
         for name in set(self._files.runs()) - self._origins.keys():
             self._origins[name] = self._files.read_run(name).origin
         reasons: dict[str, list[str]] = {}
+        if self.writer is not None and self.writer.restored_from is not None:
+            reasons[self.writer.restored_from] = ["restored from"]
         for target in filter(None, self._lineage.values()):
             reasons.setdefault(target, ["the target of a rollback"])
         for name, origin in self._origins.items():
@@ -280,13 +287,20 @@ class Run:
             DamagedError, FormatError, StorageError: something cannot be read or removed; what was dropped until then
                 stays dropped.
         """
+        if self.writer is not None:
+            self.writer.wait()
         checkpoints = self.checkpoints()
         verdicts = retain([each.as_facts() for each in checkpoints], keep, self.protected())
-        if not dry_run:
+        if dry_run:
+            return verdicts
+        try:
             for checkpoint, verdict in zip(checkpoints, verdicts, strict=True):
                 if not verdict.keep:
                     self._files.prune(self.name, checkpoint.seq, verdict.reason)
                     self.log("pruned", checkpoint=checkpoint.id, step=checkpoint.step, reason=verdict.reason)
+        finally:
+            if self.writer is not None:
+                self.writer.read_line()
         return verdicts
 
     def checkpointer(

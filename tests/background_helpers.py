@@ -9,7 +9,14 @@ from simckpt.storage import durable
 
 
 class GatedDisk(durable.Disk):
-    """Holds up the writes of other threads while its gate is closed: a save stays in flight as long as a test wants."""
+    """Holds up the writes of other threads while its gate is closed: a save stays in flight as long as a test wants.
+
+    Attributes:
+        failure: what writes raise, if anything.
+        broken: what every operation raises, if anything.
+    """
+
+    broken: OSError | None = None
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -32,6 +39,21 @@ class GatedDisk(durable.Disk):
 
     def wait_until_writing(self) -> None:
         assert self.writing.wait(20)
+
+
+def _breakable(name: str):
+    operation = getattr(GatedDisk, name)
+
+    def method(self, *arguments):
+        if self.broken is not None:
+            raise self.broken
+        return operation(self, *arguments)
+
+    return method
+
+
+for _name in [name for name in vars(durable.Disk) if not name.startswith("_") and name != "close"]:
+    setattr(GatedDisk, _name, _breakable(_name))
 
 
 class Weights:

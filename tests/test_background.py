@@ -233,6 +233,53 @@ def test_the_best_so_far_comes_back_with_a_restore(store, disk) -> None:
     checkpointer.wait()
 
 
+def test_what_the_run_pruned_by_itself_ranks_no_more(store) -> None:
+    weights = Weights()
+    with store.start("a") as run:
+        keep = simckpt.KeepBest(1, "score")
+        with run.checkpointer({"weights": weights}, save_when=simckpt.EverySteps(1), keep=keep) as checkpointer:
+            for step, score in [(1, 9.0), (2, 8.0)]:
+                checkpointer.save(step, {"score": score})
+            run.prune(simckpt.KeepLast(1))
+            for step, score in [(3, 1.0), (4, 2.0)]:
+                checkpointer.save(step, {"score": score})
+        # the best of those that were left, and the newest
+        assert [each.step for each in run.checkpoints()] == [2, 4]
+
+
+def test_a_policy_that_raises_does_not_make_a_failure_of_a_save_that_is_in_the_store(store) -> None:
+    class Broken(simckpt.KeepLast):
+        def keep(self, checkpoints):
+            raise RuntimeError("this policy is broken")
+
+    with store.start("a") as run:
+        checkpointer = run.checkpointer({"weights": Weights()}, save_when=simckpt.EverySteps(1), keep=Broken(1))
+        with pytest.warns(simckpt.UpkeepWarning, match="this policy is broken"):
+            first = checkpointer.save(1)
+        with pytest.warns(simckpt.UpkeepWarning, match="this policy is broken"):
+            second = checkpointer.save(2)
+        assert [each.id for each in run.checkpoints()] == [first.id, second.id]
+
+
+def test_ctrl_c_stays_ctrl_c_when_the_disk_is_in_trouble_too(store, disk, monkeypatch) -> None:
+    with store.start("a") as run:
+        checkpointer = run.checkpointer({"weights": Weights()}, save_when=simckpt.EverySteps(1), background=None)
+        checkpointer.save(1)
+
+        def refused(*_, **__):
+            raise StorageError("the folder cannot be listed")
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "pwrite", interrupted)
+            patch.setattr(run._files, "records", refused)
+            with pytest.raises(KeyboardInterrupt):
+                checkpointer.step(2)
+        assert checkpointer.save(3).step == 3
+
+
 def test_another_writer_ends_the_training_at_the_next_call(store, disk) -> None:
     run, checkpointer = begin(store, {"counter": Counter()})
     checkpointer.save(1)

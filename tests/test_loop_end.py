@@ -2,12 +2,14 @@
 
 # ruff: noqa: PT012, PT031, SIM117 - what is tested is the body of a context
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +112,38 @@ def test_a_save_that_fails_at_the_end_still_exits_with_the_code(store, disk) -> 
     disk.failure = None
     assert exit_.value.code == EXIT_REQUEUE
     assert [each.step for each in store.run("a").checkpoints()] == [10]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("warned", ["error", "ignore"])
+def test_the_scheduler_gets_the_code_whatever_the_disk_and_the_filters_say(store, disk, number: int, warned) -> None:
+    _, checkpointer, _ = begin(store, ON_SIGNAL)
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as exit_, checkpointer:
+        checkpointer.step(10).wait()
+        warnings.simplefilter(warned)
+        disk.broken = OSError(number, os.strerror(number))
+        ask_to_end(checkpointer)
+        checkpointer.step(11)
+    disk.broken = None
+    assert exit_.value.code == EXIT_REQUEUE
+    with store.start("a") as again:
+        assert [each.step for each in again.checkpoints()] == [10]
+
+
+def test_the_newest_post_mortem_alone_is_kept_unless_an_older_one_is_pinned(store) -> None:
+    for turn in range(4):
+        with store.start("a") as run:
+            checkpointer = run.checkpointer({"weights": Weights()}, save_when=simckpt.EverySteps(10) | OnException())
+            with pytest.raises(ZeroDivisionError), checkpointer:
+                checkpointer.restore_latest()
+                checkpointer.step(10 * turn + 10)
+                raise ZeroDivisionError
+        if turn == 1:
+            (pinned,) = [each for each in run.checkpoints(abandoned=True) if each.kind == "exception"]
+            pinned.pin()
+    left = [each for each in store.run("a").checkpoints(abandoned=True) if each.kind == "exception"]
+    assert [each.step for each in left] == [20, 40]
+    assert [each.step for each in store.run("a").checkpoints()] == [10, 20, 30, 40]
 
 
 @pytest.mark.parametrize("policy", [OnSignal(), OnException()], ids=repr)

@@ -72,13 +72,10 @@ class OnException(SavePolicy):
         return Decision(True, f"the loop ended with {moment.exception}")
 
 
-def signals_of(policy: SavePolicy) -> tuple[tuple[str, ...], float] | None:
-    """Returns the signals that a policy answers and the shortest of their grace periods [s]; None if it has none."""
+def signals_of(policy: SavePolicy) -> tuple[str, ...]:
+    """Returns the names of the signals that a policy answers."""
     answering = [part for part in policy.parts() if isinstance(part, OnSignal)]
-    if not answering:
-        return None
-    names = tuple(dict.fromkeys(name for part in answering for name in part.names))
-    return names, min(part.grace for part in answering)
+    return tuple(dict.fromkeys(name for part in answering for name in part.names))
 
 
 def grace_of(policy: SavePolicy, name: str) -> float:
