@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from simckpt import state
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import DamagedError, StoreError
+from simckpt.errors import ConflictError, SegmentsKeptError, StoreError
 from simckpt.policies import CheckpointFacts, KeepAll, KeepPolicy, retain
 from simckpt.run import ancestry, may_be_head
 from simckpt.storage import CommitDraft, CommitRecord, LeafRecord, StoreFiles
@@ -181,12 +181,7 @@ def preparer(files: StoreFiles, run: str, process: WriterProcess | None) -> Prep
 
     def apart(components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
         assert process is not None
-        try:
-            return process.prepare(files.prepare_job(run), components, texts)
-        except DamagedError as error:
-            # else the next save would meet the same damaged segment
-            files.note_damage(error)
-            raise
+        return files.prepare(run, components, attributes=texts, elsewhere=process.prepare)
 
     return here if process is None else apart
 
@@ -206,6 +201,7 @@ class Writer:
         keep: which checkpoints stay.
         prepare: does the heavy part of a save.
         protections: returns {id of a checkpoint: why no policy may drop it}, as it is now.
+        run_id: id of the run.
     """
 
     def __init__(
@@ -215,6 +211,8 @@ class Writer:
         keep: KeepPolicy,
         prepare: Preparer,
         protections: Callable[[], Mapping[str, str]],
+        *,
+        run_id: str,
     ) -> None:
         self.head: str | None = None
         self.line: list[CommitRecord] = []
@@ -225,6 +223,7 @@ class Writer:
         self._keep = keep
         self._prepare = prepare
         self._protections = protections
+        self._run_id = run_id
 
     def read_line(self) -> dict[int, StoreError]:
         """Reads which commit is the head and which checkpoints are on its line; returns the damaged records."""
@@ -252,6 +251,9 @@ class Writer:
             raise
 
     def _commit(self, snapshot: Snapshot) -> Checkpoint:
+        # a store that was moved away may have made room for another one, with a run of the same name
+        if self._files.read_run(self._run).id != self._run_id:
+            raise ConflictError(f"another run of the name {self._run!r} lies where this one was: was its store moved?")
         prepared = self._prepare(snapshot.encode(), snapshot.texts)
         duration = time.monotonic() - snapshot.due
         commit = self._files.publish(self._run, replace(snapshot.draft, duration=duration), prepared)
@@ -295,6 +297,8 @@ class Writer:
     def _drop(self, records: list[CommitRecord], record: CommitRecord, reason: str, snapshot: Snapshot) -> None:
         try:
             self._files.prune(self._run, record.seq, reason)
+        except SegmentsKeptError as error:
+            snapshot.notes.append(str(error))
         except StoreError as error:
             snapshot.notes.append(
                 f"checkpoint {record.id} of run {self._run!r} at step {record.step} could not be pruned, which is "

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from simckpt import provenance, state
-from simckpt.errors import ConfigurationError, LeafNotFoundError, VersionWarning
+from simckpt.arguments import checked_metrics
+from simckpt.errors import LeafNotFoundError, VersionWarning
 from simckpt.policies import CheckpointFacts
 from simckpt.restore import BoundComponent, apply, bind
 from simckpt.storage.marks import UNMARKED
@@ -127,7 +128,7 @@ class Checkpoint:
             ConfigurationError: no numbers, or too many.
             CheckpointNotFoundError, StorageError: as `tag`.
         """
-        self._files.add_metrics(self.run, self.seq, _checked(metrics))
+        self._files.add_metrics(self.run, self.seq, checked_metrics(metrics))
         self._own_marks = self._files.marks_of(self.run, self.id)
 
     @property
@@ -288,15 +289,3 @@ def _dig(values: Any, path: str) -> Any:
         ),
         None,
     )
-
-
-def _checked(metrics: Mapping[str, Any]) -> dict[str, float]:
-    if not isinstance(metrics, Mapping):
-        raise ConfigurationError(f"metrics are a dict of numbers, got a {type(metrics).__name__}", keys=["metrics"])
-    checked: dict[str, float] = {}
-    for name, value in metrics.items():
-        try:
-            checked |= {} if value is None else {str(name): float(value)}
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigurationError(f"metric {name!r} is no number: {value!r}", keys=[str(name)]) from error
-    return checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import time
 import warnings
@@ -10,10 +11,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from simckpt import policies, provenance, restore, state
+from simckpt import policies, provenance, restore
+from simckpt.arguments import checked_step
 from simckpt.background import Save, Snapshot, Writer, preparer
 from simckpt.checkpoint import Checkpoint
-from simckpt.decisions import DECISIONS, Decisions, check_arguments, checked_metrics, checked_step
+from simckpt.decisions import DECISIONS, TEXTS, Decisions, check_arguments, checked_metrics
 from simckpt.errors import (
     CheckpointNotFoundError,
     ConfigurationError,
@@ -29,14 +31,11 @@ from simckpt.signals import EXIT_REQUEUE, SignalWatcher
 from simckpt.state.shared_memory import Slabs
 from simckpt.state.staging import Arena
 from simckpt.storage import CommitDraft
-from simckpt.storage.names import encode_part
 from simckpt.storage.writer_process import WriterProcess
 
 if TYPE_CHECKING:
     from simckpt.run import Run
     from simckpt.storage import Claim, StoreFiles
-
-_TEXTS = {"description": "What the policies that decide when to save and what to keep remember."}
 
 
 class Checkpointer:
@@ -88,8 +87,7 @@ class Checkpointer:
         slabs = Slabs() if background == "process" else None
         self._arena = Arena() if slabs is None else Arena(slabs.allocate, discard=slabs.discard, pinned=False)
         self._process = None if slabs is None else WriterProcess(slabs)
-        self._explained: dict[str, tuple[str, ...]] = {}
-        self._texts: dict[str, dict[str, dict[str, str]]] = {}
+        self._explanations = restore.Explanations(self._bound, {DECISIONS: TEXTS})
         self._rehearse()
         self._files = files
         self._writer = Writer(
@@ -98,6 +96,7 @@ class Checkpointer:
             keep or KeepAll(),
             preparer(files, run.name, self._process),
             run.protected,
+            run_id=run.id,
         )
         damaged = self._writer.read_line()
         self._must_restore = bool(self._writer.head or damaged)
@@ -109,6 +108,7 @@ class Checkpointer:
         answered = policies.signals_of(save_when)
         self._watcher = SignalWatcher(answered) if answered else None
         self._entered = False
+        self._pid = os.getpid()
         for seq, error in sorted(damaged.items()):
             message = f"checkpoint number {seq} of run {run.name!r} is damaged: {error}"
             warnings.warn(message, UpkeepWarning, stacklevel=3)
@@ -123,7 +123,15 @@ class Checkpointer:
         self._arena.release()
 
     def __enter__(self) -> Checkpointer:
-        """Takes over the signals that `save_when` answers, until the context is left."""
+        """Takes over the signals that `save_when` answers, until the context is left.
+
+        Raises:
+            ConfigurationError: it is entered already, or a signal is asked for outside the main thread.
+        """
+        if self._entered:
+            raise ConfigurationError(
+                f"the checkpointer of run {self._run.name!r} is entered already: contexts of one do not nest"
+            )
         if self._watcher is not None:
             self._watcher.start()
         self._entered = True
@@ -134,11 +142,16 @@ class Checkpointer:
     ) -> None:
         """Waits for the save in flight; leaves the run claimed until `Run.close` or the end of the process.
 
-        An exception on its way is first answered by an `OnException`; then all trouble is told by warnings.
+        An exception on its way is first answered by an `OnException`; then all trouble is told by warnings. A signal
+        that no `step` has answered ends the process here.
 
         Raises:
             ConflictError: another writer has committed to this run.
+            SystemExit: a signal asked for it.
         """
+        if os.getpid() != self._pid:
+            return  # a fork has neither the thread that saves nor the claim
+        asked = self.stop_requested
         try:
             if isinstance(error, Exception):
                 self._save_post_mortem(error)
@@ -146,7 +159,10 @@ class Checkpointer:
         finally:
             self._entered = False
             if self._watcher is not None:
-                self._watcher.stop()
+                # once the process is to exit with a code, a second signal must not give it another one
+                self._watcher.stop(ignore=asked is not None and (error is None or isinstance(error, SystemExit)))
+        if asked is not None and error is None:
+            self._exit(asked, self._last_step, "no step came after the signal")
 
     def close(self) -> None:
         """Waits for the save in flight and ends the writer process; what goes wrong is told by warnings."""
@@ -163,11 +179,9 @@ class Checkpointer:
             if self._process is not None:
                 self._process.close()
         if self._put_off:
-            put_off, self._put_off = self._put_off, ""
-            message = (
-                f"a save of run {self._run.name!r} was due ({put_off}) and not made, for another one was in flight and "
-                "no step came after it; call Checkpointer.save before the end of the loop"
-            )
+            why = f"due ({self._put_off}) and not made, for another one was in flight and no step came after it"
+            message = f"a save of run {self._run.name!r} was {why}; call Checkpointer.save before the end of the loop"
+            self._put_off = ""
             warnings.warn(message, SaveFailedWarning, stacklevel=4)
 
     @property
@@ -302,9 +316,7 @@ class Checkpointer:
         if not self._claim.held:
             raise ConfigurationError(f"run {self._run.name!r} was closed: start it again to go on writing")
         if self._run.writer is not self:
-            raise ConfigurationError(
-                f"another checkpointer of run {self._run.name!r} has been made since: use that one"
-            )
+            raise ConfigurationError(f"another checkpointer of run {self._run.name!r} was made since: use that one")
         if self._must_restore:
             raise ConfigurationError(
                 f"run {self._run.name!r} has checkpoints, and this checkpointer has restored none: call "
@@ -362,9 +374,7 @@ class Checkpointer:
     def _take_snapshot(self, moment: Moment, reason: str, *, begun: float, explain: bool, kind: str) -> Snapshot:
         start = self._run.start_id()
         for log in self._logs.values():
-            lost = self._files.missing_segments(log.segments())
-            if lost:
-                log.forget(lost)
+            log.forget(self._files.missing_segments(log.segments()))
         with self._arena.recording():
             trees = restore.capture(self._bound)
         draft = CommitDraft(
@@ -377,24 +387,12 @@ class Checkpointer:
             start=start,
         )
         snapshot = Snapshot(trees, draft, due=begun, reason=reason)
-        if explain or not self._explained:
+        if explain or not self._explanations:
             self._arena.wait_for_copies()
             snapshot.encode()
-            self._explain(snapshot.paths)
-        snapshot.texts = {path: text for texts in self._texts.values() for path, text in texts.items()}
+            self._explanations.ask(snapshot.paths)
+        snapshot.texts = self._explanations.texts()
         return snapshot
-
-    def _explain(self, paths: Mapping[str, tuple[str, ...]]) -> None:
-        """Collects texts for people, for components whose leaves have changed; it asks the live objects."""
-        for name, found in paths.items():
-            if self._explained.get(name) == found:
-                continue
-            texts = state.attributes_of(self._bound[name].handle, found)
-            if name == DECISIONS:
-                texts[""] = _TEXTS
-            prefix = encode_part(name)
-            self._explained[name] = found
-            self._texts[name] = {f"{prefix}/{path}".rstrip("/"): dict(text) for path, text in texts.items()}
 
     def _write(self, snapshot: Snapshot) -> Checkpoint:
         self._arena.wait_for_copies()
@@ -417,7 +415,7 @@ class Checkpointer:
                 except SimckptError as problem:
                     snapshot.notes.append(f"the next save of {name!r} writes all its rows: {problem}")
             # other leaves than before: the next save has the texts for them
-            self._explain(snapshot.paths)
+            self._explanations.ask(snapshot.paths)
         else:
             self._decisions.memory = snapshot.memory
         for note in snapshot.notes:
@@ -446,6 +444,7 @@ class Checkpointer:
         assert self._watcher.since is not None
         assert moment.signal is not None
         deadline = self._watcher.since + policies.grace_of(self._save_when, moment.signal)
+        problem = ""
         # warnings may be errors: the scheduler must get its code all the same
         with contextlib.suppress(Warning):
             if self._flight is not None and not self._flight.join(max(0.0, deadline - time.monotonic())):
@@ -454,11 +453,15 @@ class Checkpointer:
                 with contextlib.suppress(Warning):
                     self._collect(wait=True)
                 problem = self._save_within(deadline, moment)
-            self._run.log("stopped", step=moment.step, signal=moment.signal, problem=problem, exit_code=EXIT_REQUEUE)
             if problem:
                 kept = f"the last checkpoint is {self._writer.head or 'none yet'}"
                 message = f"{moment.signal}: nothing was saved at step {moment.step}: {problem}; {kept}"
                 warnings.warn(message, SaveFailedWarning, stacklevel=3)
+        self._exit(moment.signal, moment.step, problem)
+
+    def _exit(self, asked: str, step: int, problem: str) -> NoReturn:
+        with contextlib.suppress(Warning):
+            self._run.log("stopped", step=step, signal=asked, problem=problem, exit_code=EXIT_REQUEUE)
         with contextlib.suppress(Warning):
             self._run.close()
         raise SystemExit(EXIT_REQUEUE)

@@ -376,7 +376,11 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _commit(git: Mapping[str, Any]) -> str:
-    changes = f", with changes: {len(git.get('diff', '').splitlines())} lines of diff (--json)" if git["dirty"] else ""
+    if git["dirty"] is None:
+        changes = ", with changes or without: git did not say"
+    else:
+        lines = len(git.get("diff", "").splitlines())
+        changes = f", with changes: {lines} lines of diff (--json)" if git["dirty"] else ""
     return f"{git['commit']}{changes}"
 
 

@@ -1,17 +1,17 @@
-"""What a checkpointer decides from: the arguments of its calls, checked, and what its policies remember."""
+"""What a checkpointer decides from: the arguments it is made with, checked, and what its policies remember."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from simckpt import arguments
 from simckpt.errors import ConfigurationError, StateMismatchError
 from simckpt.policies import KeepPolicy, SavePolicy
 
+TEXTS = {"description": "What the policies that decide when to save and what to keep remember."}
 DECISIONS = "checkpointer"  # the name of the component
 
-LARGEST_STEP = 2**63
 METRICS_LIMIT = 2048  # [bytes] as JSON: a commit record, which listings read, has 4 KB for everything
 
 
@@ -49,6 +49,9 @@ def check_arguments(
     components: Mapping[str, Any], save_when: Any, keep: Any, background: str | None, when_busy: str
 ) -> None:
     """Checks the arguments of `Run.checkpointer`; raises ConfigurationError."""
+    if not isinstance(components, Mapping):
+        message = f"components are a dict {{name: live object}}, got a {type(components).__name__}"
+        raise ConfigurationError(message, keys=["components"])
     if DECISIONS in components:
         raise ConfigurationError(f"the name {DECISIONS!r} is taken by simckpt; call the component something else")
     if not isinstance(save_when, SavePolicy):
@@ -63,31 +66,6 @@ def check_arguments(
         raise ConfigurationError(message, keys=["when_busy"])
 
 
-def checked_step(step: Any) -> int:
-    """Returns a step as an int; raises ConfigurationError if it is none."""
-    try:
-        whole = int(step)
-    except (TypeError, ValueError):
-        whole = -1
-    if isinstance(step, bool) or whole != step or not 0 <= whole < LARGEST_STEP:
-        raise ConfigurationError(f"a step is a whole number of at least 0 and below 2**63, got {step!r}", keys=["step"])
-    return whole
-
-
-def checked_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns metrics as floats, without those that have no value yet; raises ConfigurationError."""
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise ConfigurationError(f"metrics are a dict of numbers, got a {type(metrics).__name__}", keys=["metrics"])
-    checked = {}
-    for name, value in (metrics or {}).items():
-        if value is None:
-            continue
-        try:
-            checked[str(name)] = float(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigurationError(f"metric {name!r} is no number: {value!r}", keys=[str(name)]) from error
-    size = len(json.dumps(checked))
-    if size > METRICS_LIMIT:
-        message = f"{len(checked)} metrics take {size} bytes as JSON and may take {METRICS_LIMIT}: give fewer"
-        raise ConfigurationError(message, keys=list(checked))
-    return checked
+def checked_metrics(metrics: Any) -> dict[str, float]:
+    """Returns the metrics of a save, none for None; raises as `arguments.checked_metrics`."""
+    return arguments.checked_metrics({} if metrics is None else metrics, limit=METRICS_LIMIT)

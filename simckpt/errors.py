@@ -21,7 +21,8 @@
         ├── ConflictError                          another writer committed first
         ├── RunLockedError                         another process is writing this run
         └── StorageError             (OSError)     the disk refused
-            └── StorageFullError
+            ├── StorageFullError
+            └── SegmentsKeptError                  pruned, but what it shared cannot be freed yet
 
     SimckptWarning                 (UserWarning)
     ├── SaveFailedWarning          a due save failed, training goes on
@@ -237,6 +238,10 @@ class StorageFullError(StorageError):
         super().__init__(message)
         self.needed = needed
         self.free = free
+
+
+class SegmentsKeptError(StorageError):
+    """A checkpoint was pruned, but its segments stay, as it is not known whether others use them; tried again later."""
 
 
 class SimckptWarning(UserWarning):

@@ -1,8 +1,8 @@
 """Where a run comes from: library versions, machine, git commit and changes. Nothing is imported to find out.
 
 Secrets stay out of the store as far as names and forms can tell: of files whose names look secret (`.env`, `*token*`,
-`*.pem`, ...) only the names are kept, and lines that look like keys or passwords are replaced by a note. A secret
-that looks like neither is not recognised, and hyperparameters are kept as they are given.
+`*.pem`, ...) only the names are kept, and lines that look like keys or passwords are replaced by a note; see
+`redaction`. A secret that looks like neither is not recognised, and hyperparameters are kept as they are given.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import re
 import subprocess
 import sys
 import threading
@@ -19,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from simckpt.redaction import SecretLines, looks_secret
 
 PACKAGES = ("simckpt", "torch", "gymnasium", "mujoco", "numpy", "h5py", "gymnasium-robotics", "dm-control")
 GIT_TIMEOUT = 10  # [s]; a hanging network file system must not hold up a training run
@@ -29,25 +30,6 @@ LINE_LIMIT = 4096  # [bytes]; longer lines are data, such as a notebook's pictur
 
 LEFT_OUT_LINE = "<a line that looks like a secret was left out>"
 LEFT_OUT_LONG = "<a line of {} bytes was left out>"
-
-# by parts of a path, lower case; `tokenizer.py` is no secret
-_SECRET_NAME = re.compile(
-    r"\.env.*|\.?netrc|\.npmrc|\.pypirc|\.htpasswd|kubeconfig|id_(rsa|dsa|ecdsa|ed25519).*"
-    r"|.*(secret|token(?!iz)|credential|passw|api_?key|private_?key).*|.*\.(pem|key|p12|pfx|jks|kdbx|keystore|ppk|asc|gpg)"
-)
-_SECRET_LINE = re.compile(
-    # what a name like API_KEY or password is set to; tokens also are what language models count and split text into
-    r"(?i:(api|access|secret|private|auth|account|license)[_-]?key|secret|passw(or)?d|passphrase|credential)"
-    r"[\w-]*[\"']?\s*[:=]\s*[\"']?[^\s\"',)]{6,}"
-    r"|(?i:token(?!iz))[\w-]*[\"']?\s*[:=]\s*([\"'][^\s\"']{6,}|(?=\w*[0-9])(?=\w*[A-Za-z])\w{8,})"
-    # the forms of OpenAI, Stripe, GitHub, GitLab, Hugging Face, AWS, Slack, Google, JSON web tokens
-    r"|\b[srp]k[-_][A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{16,}"
-    r"|\bhf_[A-Za-z0-9]{16,}|\b(AKIA|ASIA)[A-Z0-9]{12,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{30,}"
-    r"|\beyJ[\w-]{10,}\.[\w-]{10,}|(?i:\bbearer)\s+[\w.~+/-]{16,}"
-    r"|://[^/\s:@]+:[^/\s@]+@"  # user:password in a URL
-    # forty characters of what base64 is made of, upper and lower case and digits among them
-    r"|(?<![\w+/-])(?=[\w+/-]*[A-Z])(?=[\w+/-]*[a-z])(?=[\w+/-]*[0-9])[\w+/-]{40,}"
-)
 
 
 @functools.cache
@@ -90,25 +72,28 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
     {"commit": hash, "dirty": bool, "diff": text, "diff_complete": bool, "left_out": [files with secret-looking names],
     "untracked": [names]}. The diff is that of tracked files against the commit, at most 64 KB, without secrets as
-    the module says; `diff_complete` is False if it was cut, lines were left out, or git took too long.
+    the module says; `diff_complete` is False if it was cut, lines were left out, or git failed or took too long. Where
+    git did not say, `dirty` and `untracked` are None.
     """
     found = _git(folder, "rev-parse", "HEAD", "--show-toplevel")
     if found is None:
         return None
     commit, _, top = found.removesuffix("\n").partition("\n")
-    diff, complete, left_out = _diff(Path(top))
-    untracked = (_git(Path(top), "ls-files", "--others", "--exclude-standard", "--directory", "-z") or "").split("\0")
+    diff, complete, left_out, failed = _diff(Path(top))
+    untracked = _git(Path(top), "ls-files", "--others", "--exclude-standard", "--directory", "-z")
+    names = None if untracked is None else [_plain(name) for name in untracked.split("\0") if name]
     return {
         "commit": commit,
-        "dirty": bool(diff or left_out),
+        "dirty": True if diff or left_out else None if failed else False,
         "diff": diff,
         "diff_complete": complete,
         "left_out": left_out[:NAMES_LIMIT],
-        "untracked": [_plain(name) for name in untracked if name][:NAMES_LIMIT],
+        "untracked": None if names is None else names[:NAMES_LIMIT],
     }
 
 
-def _diff(root: Path) -> tuple[str, bool, list[str]]:
+def _diff(root: Path) -> tuple[str, bool, list[str], bool]:
+    """Returns what `bounded_diff` does, and whether git failed, was stopped, or is not there."""
     options = ["--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"]
     command = [*_GIT, "-C", str(root), "diff", *options, "--submodule=short", "HEAD"]
     try:
@@ -116,7 +101,7 @@ def _diff(root: Path) -> tuple[str, bool, list[str]]:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_git_environment()
         )
     except OSError:
-        return "", False, []
+        return "", False, [], True
     # a diff may be gigabytes: it is read line by line, and git is stopped when enough of it has been seen
     timer = threading.Timer(GIT_TIMEOUT, process.kill)
     timer.start()
@@ -128,7 +113,7 @@ def _diff(root: Path) -> tuple[str, bool, list[str]]:
     finally:
         timer.cancel()
         timer.join()
-    return diff, complete and code == 0, left_out
+    return diff, complete and code == 0, left_out, code != 0
 
 
 def _lines(stream: Any) -> Iterator[bytes]:
@@ -154,12 +139,12 @@ def bounded_diff(lines: Iterable[bytes]) -> tuple[str, bool, list[str]]:
     """
     kept: list[str] = []
     left_out: list[str] = []
-    size, complete, skipping, in_key, in_hunk = 0, True, False, False, False
+    size, complete, skipping, in_hunk, secrets = 0, True, False, False, SecretLines()
     for raw in lines:
         line = raw.decode("utf-8", errors="replace").rstrip("\r\n")
         if line.startswith("diff --git "):
             path = _path_of(line)
-            in_key, in_hunk, skipping = False, False, looks_secret(path)
+            in_hunk, skipping, secrets = False, looks_secret(path), SecretLines()
             if skipping:
                 left_out.append(_plain(path))
                 complete = False
@@ -167,9 +152,7 @@ def bounded_diff(lines: Iterable[bytes]) -> tuple[str, bool, list[str]]:
         if skipping:
             continue
         if in_hunk:
-            in_key = in_key or ("PRIVATE KEY" in line and "BEGIN" in line)
-            if in_key or _SECRET_LINE.search(line):
-                in_key = in_key and not ("PRIVATE KEY" in line and "END" in line)
+            if secrets.hides(line[1:]):
                 line, complete = line[:1] + LEFT_OUT_LINE, False
             complete = complete and not line[1:].startswith(LEFT_OUT_LONG.partition("{")[0])
         size += len(line.encode("utf-8")) + 1
@@ -177,11 +160,6 @@ def bounded_diff(lines: Iterable[bytes]) -> tuple[str, bool, list[str]]:
             return "".join(kept), False, left_out
         kept.append(line + "\n")
     return "".join(kept), complete, left_out
-
-
-def looks_secret(path: str) -> bool:
-    """Returns whether a file's name, or that of a folder it lies in, looks as if it held secrets."""
-    return any(_SECRET_NAME.fullmatch(part) for part in path.lower().split("/"))
 
 
 def _path_of(header: str) -> str:

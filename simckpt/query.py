@@ -11,7 +11,8 @@ are joined by `not`, `and`, `or`, which bind in this order, and by brackets. A n
 - In `like` patterns `%` stands for any text and `_` for any one character. Upper and lower case differ.
 - An id or a commit equals a text that it begins with. `created` is compared with seconds since 1970 or with a text
   such as '2027-01-15' or '2027-01-15 08:30', in UTC.
-- A checkpoint that lacks what a name stands for meets no condition on it but `= null`. NaN is neither below nor above
+- A checkpoint that lacks what a name stands for meets no condition on it but `= null`; so `not (eval/return > 3000)`
+  finds those without that metric too, and `eval/return <= 3000` does not. NaN is neither below nor above
   anything; `loss = nan` finds it.
 
 Nothing is evaluated as code or handed to a database: a text becomes a small tree of the classes below, and that is all.
@@ -50,6 +51,7 @@ FIELDS: Mapping[str, str] = {
     "pinned": "bool",
 }
 DEPTH = 50  # brackets in each other
+DIGITS = 400  # of a number, signs and all; a float ends at 309, and Python takes no text of 5,000 for a number
 GROUPS = ("metrics", "hyperparameters", "versions")
 
 _ORDER: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -178,6 +180,11 @@ def conditions(query: Query) -> list[Condition]:
 def full_name(name: str) -> str:
     """Returns the name with its group; a short one that is no metric's is taken for a hyperparameter's."""
     return name if name in FIELDS or name.partition(".")[0] in GROUPS else f"hyperparameters.{name}"
+
+
+def is_of_start(name: str) -> bool:
+    """Returns whether a full name stands for something that the record of a start holds, not that of a checkpoint."""
+    return name in ("device", "experiment") or name.partition(".")[0] in ("git", "hyperparameters")
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -348,8 +355,10 @@ class _Parser:
             quote = token.text[0]
             return token.text[1:-1].replace(quote * 2, quote)
         if token.kind == "number":
-            self._take()
             number = token.text.replace("_", "")
+            if len(number) > DIGITS:
+                raise _error(f"a number has at most {DIGITS} digits", self._text, token.position)
+            self._take()
             return int(number) if re.fullmatch(r"[+-]?\d+", number) else float(number)
         if token.is_word(*_VALUES):
             self._take()

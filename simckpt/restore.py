@@ -83,6 +83,40 @@ def pieces_of(name: str, leaves: Mapping[str, LeafRecord]) -> dict[str, tuple[st
     return {path.removeprefix(prefix): leaf.pieces for path, leaf in leaves.items() if path.startswith(prefix)}
 
 
+class Explanations:
+    """The texts for people who open a file; asked for only where the leaves of a component have changed.
+
+    Args:
+        bound: the components.
+        more: {component: text for its group}.
+    """
+
+    def __init__(self, bound: Mapping[str, BoundComponent], more: Mapping[str, Mapping[str, str]]) -> None:
+        self._bound = bound
+        self._more = more
+        self._asked: dict[str, tuple[str, ...]] = {}
+        self._texts: dict[str, dict[str, dict[str, str]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def ask(self, paths: Mapping[str, tuple[str, ...]]) -> None:
+        """Asks the live objects about the leaves at these paths, by component."""
+        for name, found in paths.items():
+            if self._asked.get(name) == found:
+                continue
+            texts = {**state.attributes_of(self._bound[name].handle, found)}
+            if name in self._more:
+                texts[""] = dict(self._more[name])
+            prefix = encode_part(name)
+            self._asked[name] = found
+            self._texts[name] = {f"{prefix}/{path}".rstrip("/"): dict(text) for path, text in texts.items()}
+
+    def texts(self) -> dict[str, dict[str, str]]:
+        """Returns {path in the file: texts} of all components."""
+        return {path: text for texts in self._texts.values() for path, text in texts.items()}
+
+
 def rehearse(bound: Mapping[str, BoundComponent]) -> None:
     """Captures every component and checks that it could be restored from that; changes nothing.
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from simckpt import configuration, provenance
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StoreError, UpkeepWarning
+from simckpt.errors import CheckpointNotFoundError, ConfigurationError, SegmentsKeptError, StoreError, UpkeepWarning
 from simckpt.policies import KeepPolicy, SavePolicy, Verdict, retain
+from simckpt.policies.arguments import check_mode
 from simckpt.storage import CommitRecord, RunRecord, StartRecord, StoreFiles, TombstoneRecord
 
 if TYPE_CHECKING:
@@ -230,8 +231,7 @@ class Run:
         Raises:
             CheckpointNotFoundError: no checkpoint has that metric.
         """
-        if mode not in ("max", "min"):
-            raise ConfigurationError(f"mode is 'max' or 'min', got {mode!r}", keys=["mode"])
+        check_mode(mode, of="Run.best")
         sign = 1.0 if mode == "max" else -1.0
         ranked = [
             (sign * value, -place, checkpoint)
@@ -296,7 +296,10 @@ class Run:
         try:
             for checkpoint, verdict in zip(checkpoints, verdicts, strict=True):
                 if not verdict.keep:
-                    self._files.prune(self.name, checkpoint.seq, verdict.reason)
+                    try:
+                        self._files.prune(self.name, checkpoint.seq, verdict.reason)
+                    except SegmentsKeptError as error:
+                        warnings.warn(str(error), UpkeepWarning, stacklevel=2)
                     self.log("pruned", checkpoint=checkpoint.id, step=checkpoint.step, reason=verdict.reason)
         finally:
             if self.writer is not None:

@@ -102,10 +102,13 @@ class SignalWatcher:
             # the handler does not interrupt anything: let system calls inside C libraries go on
             signal.siginterrupt(number, False)
 
-    def stop(self) -> None:
+    def stop(self, *, ignore: bool = False) -> None:
         """Puts the handlers and the wakeup descriptor of before back; what was received stays readable.
 
         Watchers nest. One that is stopped before another that was started later lets go together with that one.
+
+        Args:
+            ignore: from now on the process ignores these signals instead, for it is about to exit.
 
         Raises:
             ConfigurationError: called outside the main thread.
@@ -114,6 +117,8 @@ class SignalWatcher:
             return
         _require_main_thread("given back")
         self._wanted = False
+        if ignore:
+            self._previous_handlers = dict.fromkeys(self._previous_handlers, signal.SIG_IGN)
         while _active and not _active[-1]._wanted:
             _active[-1]._restore()
             _active.pop()._end_thread()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import platform
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,9 @@ class Store:
             where: a condition such as `"eval/return > 3000 and git.commit = '4f2c9a1'"`; `simckpt.query` describes it.
             abandoned: also those that the head of their run does not descend from.
             damaged: receives {(run, commit number or None for the run's record): error}, so that damaged records hide
-                no others; without it the first of them is raised.
+                no others; without it the first of them is raised. Where the condition asks for what a record of a start
+                holds and that is damaged, its error is there once, by the first of its checkpoints, none of which has
+                these facts.
 
         Raises:
             QueryError: the condition has no meaning, or has a name that nothing in the store has.
@@ -172,7 +175,7 @@ class Store:
                     raise error
                 damaged[contents.name, seq] = error
             found += contents.checkpoints
-        return found if where is None or wanted is None else _matching(where, wanted, found)
+        return found if where is None or wanted is None else _matching(where, wanted, found, damaged)
 
     def protected(self, run: str) -> dict[str, str]:
         """Returns {checkpoint id: reason} of what no policy may drop in a run; see `Run.protected`."""
@@ -257,25 +260,52 @@ def _listed(files: StoreFiles, run: Run, contents: Contents, *, abandoned: bool)
     return RunContents(run.name, run, checkpoints, tuple(damaged))
 
 
-def _matching(where: str, wanted: query.Query, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+def _matching(
+    where: str,
+    wanted: query.Query,
+    checkpoints: list[Checkpoint],
+    damaged: dict[tuple[str, int | None], StoreError] | None,
+) -> list[Checkpoint]:
     """Returns the checkpoints that meet a condition; a short name is a metric's if any of them has that metric."""
     names = {condition.name for condition in query.conditions(wanted)} - query.FIELDS.keys()
     metrics = {name for checkpoint in checkpoints for name in checkpoint.metrics}
     meaning = {name: f"metrics.{name}" if name in metrics else query.full_name(name) for name in names}
+    asked = {meaning.get(condition.name, condition.name) for condition in query.conditions(wanted)}
+    needs_starts = any(map(query.is_of_start, asked)) or not names <= metrics
+    starts = {(each.run, each.start): each for each in reversed(checkpoints)} if needs_starts else {}
+    unreadable = _unreadable(starts.values(), damaged)
     if checkpoints and not names <= metrics:
-        query.check_names(where, wanted, metrics, *_known_values(checkpoints))
+        readable = [each for key, each in starts.items() if key not in unreadable]
+        hyperparameters = {name for each in readable for name in query.dotted(each.hyperparameters)}
+        if unreadable:
+            # nobody knows what they call theirs
+            hyperparameters |= {name for name in names if query.is_of_start(meaning[name])}
+            hyperparameters |= {name.removeprefix("hyperparameters.") for name in hyperparameters}
+        packages = {name for checkpoint in checkpoints for name in checkpoint.versions}
+        query.check_names(where, wanted, metrics, hyperparameters, packages)
 
-    def is_wanted(checkpoint: Checkpoint) -> bool:
-        return wanted.matches(lambda name: checkpoint.fact(meaning.get(name, name)))
+    def fact(checkpoint: Checkpoint, name: str) -> Any:
+        full = meaning.get(name, name)
+        lost = (checkpoint.run, checkpoint.start) in unreadable and query.is_of_start(full)
+        return None if lost else checkpoint.fact(full)
 
-    return list(filter(is_wanted, checkpoints))
+    return [each for each in checkpoints if wanted.matches(functools.partial(fact, each))]
 
 
-def _known_values(checkpoints: list[Checkpoint]) -> tuple[set[str], set[str]]:
-    """Returns the names of all hyperparameters, those in nested dicts with dots, and of all packages."""
-    starts = {(checkpoint.run, checkpoint.start): checkpoint for checkpoint in checkpoints}
-    hyperparameters = {name for each in starts.values() for name in query.dotted(each.hyperparameters)}
-    return hyperparameters, {name for checkpoint in checkpoints for name in checkpoint.versions}
+def _unreadable(
+    checkpoints: Iterable[Checkpoint], damaged: dict[tuple[str, int | None], StoreError] | None
+) -> set[tuple[str, str | None]]:
+    """Returns (run, start) of those whose start cannot be read; without `damaged` the first error is raised."""
+    found = set()
+    for checkpoint in checkpoints:
+        try:
+            _ = checkpoint.hyperparameters
+        except StoreError as error:
+            if damaged is None:
+                raise
+            damaged.setdefault((checkpoint.run, checkpoint.seq), error)
+            found.add((checkpoint.run, checkpoint.start))
+    return found
 
 
 def _is_vacant(path: Path) -> bool:

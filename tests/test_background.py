@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium as gym
 import h5py
+import numpy as np
 import pytest
 import torch
 from background_helpers import GatedDisk, Weights, saved_values
@@ -231,6 +233,46 @@ def test_the_best_so_far_comes_back_with_a_restore(store, disk) -> None:
     assert checkpointer.step(3, {"score": float("nan")}) is None
     assert checkpointer.step(4, {"score": 6.0}) is not None
     checkpointer.wait()
+
+
+def test_another_run_of_the_name_in_the_place_of_a_moved_store_is_not_written_to(store, tmp_path) -> None:
+    with store.start("a") as run:
+        checkpointer = run.checkpointer({"weights": Weights()}, save_when=simckpt.EverySteps(1))
+        checkpointer.save(1)
+        store.path.rename(tmp_path / "moved")
+        with simckpt.Store(store.path).start("a") as other:
+            other.checkpointer({"weights": Weights()}, save_when=simckpt.EverySteps(1)).save(5)
+        with pytest.raises(ConflictError, match="was its store moved"):
+            checkpointer.save(2)
+        assert [each.step for each in simckpt.Store(store.path).run("a").checkpoints(abandoned=True)] == [5]
+        assert [each.step for each in simckpt.Store(tmp_path / "moved").run("a").checkpoints()] == [1]
+
+
+NAMES = ["a/b", "a%b", "%b", "50%%", "é", "x y", "..", ".", "", "a:b", "日本", "%2F"]
+
+
+def test_any_name_of_a_leaf_is_saved_shared_and_shown(store) -> None:
+    """Large leaves that do not change and columns of a log become virtual datasets, whose names HDF5 takes apart."""
+    frozen = simckpt.LoopState(arrays={name: np.full(1 << 18, place, np.float32) for place, name in enumerate(NAMES)})
+    space = gym.spaces.Dict({name: gym.spaces.Box(-1, 1, (2,)) for name in NAMES})
+    buffer = simckpt.ReplayBuffer(9, space, gym.spaces.Discrete(3), seed=0)
+    components = {"my %b/thing é": frozen, "a/b %d": buffer}
+    with store.start("a") as run:
+        checkpointer = run.checkpointer(components, save_when=simckpt.EverySteps(1))
+        for step in range(1, 5):
+            row = {name: np.full((1, 2), step + place / 100, np.float32) for place, name in enumerate(NAMES)}
+            buffer.add(row, [0], [step], [False], [False], row)
+            checkpoint = checkpointer.save(step)
+    shared = [leaf for leaf in checkpoint.leaves().values() if leaf.pieces and "arrays" in leaf.path]
+    assert len(shared) == len(NAMES)
+    with h5py.File(store.path / "runs/a/checkpoints/00000004/state.h5") as file:
+        for path, leaf in checkpoint.leaves().items():
+            if leaf.pieces:
+                assert file[path][...].tobytes() == checkpoint.leaf(path).data.tobytes()
+    other = simckpt.ReplayBuffer(9, space, gym.spaces.Discrete(3), seed=1)
+    checkpoint.restore({"a/b %d": other})
+    for name in NAMES:
+        assert other.observations[name].tobytes() == buffer.observations[name].tobytes()
 
 
 def test_what_the_run_pruned_by_itself_ranks_no_more(store) -> None:

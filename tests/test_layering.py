@@ -24,6 +24,8 @@ LAYERS = [
         "comparison",
         "configuration",
         "provenance",
+        "redaction",
+        "arguments",
         "suggest",
         "catalog",
         "query",

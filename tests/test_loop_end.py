@@ -40,6 +40,16 @@ def store(tmp_path, disk) -> simckpt.Store:
     return simckpt.Store(tmp_path / "s")
 
 
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Puts the handlers back that an exit by a signal leaves ignored."""
+    numbers = (signal.SIGUSR1, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 def begin(store: simckpt.Store, save_when: simckpt.policies.SavePolicy, **options):
     run, weights = store.start("a"), Weights()
     return run, run.checkpointer({"weights": weights}, save_when=save_when, **options), weights
@@ -52,7 +62,6 @@ def ask_to_end(checkpointer: simckpt.Checkpointer) -> None:
 
 
 def test_a_signal_saves_at_the_next_step_and_exits_with_the_documented_code(store) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
     _, checkpointer, weights = begin(store, ON_SIGNAL)
     with pytest.raises(SystemExit) as exit_, checkpointer:
         assert checkpointer.stop_requested is None
@@ -62,7 +71,8 @@ def test_a_signal_saves_at_the_next_step_and_exits_with_the_documented_code(stor
         assert checkpointer.stop_requested == "SIGUSR1"
         checkpointer.step(4, {"score": 1.0})
     assert exit_.value.code == EXIT_REQUEUE == 75
-    assert signal.getsignal(signal.SIGUSR1) == before
+    # a second signal must not give the exit another code
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
     with store.start("a") as again:
         latest = again.latest()
         assert (latest.step, saved_values(latest), latest.metrics) == (4, {4.0}, {"score": 1.0})
@@ -112,6 +122,49 @@ def test_a_save_that_fails_at_the_end_still_exits_with_the_code(store, disk) -> 
     disk.failure = None
     assert exit_.value.code == EXIT_REQUEUE
     assert [each.step for each in store.run("a").checkpoints()] == [10]
+
+
+def test_a_signal_after_the_last_step_ends_the_process_too(store) -> None:
+    _, checkpointer, _ = begin(store, ON_SIGNAL)
+    with pytest.raises(SystemExit) as exit_, checkpointer:
+        checkpointer.step(10)
+        ask_to_end(checkpointer)
+    assert exit_.value.code == EXIT_REQUEUE
+    with store.start("a") as again:
+        assert again.latest().step == 10
+
+
+def test_an_exception_is_not_hidden_by_a_signal_that_came_as_well(store) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    _, checkpointer, _ = begin(store, ON_SIGNAL)
+    with pytest.raises(ZeroDivisionError), checkpointer:
+        ask_to_end(checkpointer)
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_contexts_of_one_checkpointer_do_not_nest(store) -> None:
+    _, checkpointer, _ = begin(store, ON_SIGNAL)
+    with checkpointer:
+        with pytest.raises(ConfigurationError, match="do not nest"), checkpointer:
+            pass
+        assert checkpointer.step(10) is not None
+
+
+def test_a_fork_inside_the_context_leaves_it_at_once(store, disk) -> None:
+    _, checkpointer, weights = begin(store, ON_SIGNAL)
+    with checkpointer:
+        disk.hold()
+        weights.train(10)
+        checkpointer.step(10)
+        disk.wait_until_writing()
+        child = os.fork()
+        if child == 0:
+            checkpointer.__exit__(None, None, None)
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        disk.gate.set()
+    assert store.run("a").latest().step == 10
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])

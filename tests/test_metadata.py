@@ -17,6 +17,7 @@ from simckpt.errors import (
     CheckpointNotFoundError,
     ConfigurationError,
     DamagedError,
+    FormatError,
     InvalidNameError,
     QueryError,
     RunLockedError,
@@ -268,6 +269,47 @@ def test_a_damaged_record_is_raised_or_told(store: simckpt.Store) -> None:
     damaged: dict = {}
     assert steps(store.checkpoints("step = 10", damaged=damaged)) == [("ant", 10)]
     assert list(damaged) == [("bee", None)]
+
+
+@pytest.mark.parametrize("damage", ["empty", "changed", "missing", "of another"])
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("git.commit = null and step = 10", [("ant", 10), ("bee", 10)]),
+        ("git.dirty or step = 10", [("ant", 10), ("bee", 10)]),
+        ("device != null", [("bee", 10), ("bee", 20)]),
+        ("experiment = 'sweep'", []),
+        ("learning_rate > 0", [("bee", 10), ("bee", 20)]),
+        ("hyperparameters.optimizer.name = 'adam'", [("bee", 10), ("bee", 20)]),
+        ("known.to.it.alone = 3 or step = 30", [("ant", 30)]),
+        ("versions.python != null and learning_rate = null", [("ant", 10), ("ant", 20), ("ant", 30)]),
+    ],
+)
+def test_a_damaged_start_is_told_once_and_hides_no_checkpoint(store: simckpt.Store, where, expected, damage) -> None:
+    (path,) = store.path.glob("runs/ant/starts/*.json")
+    if damage == "missing":
+        path.unlink()
+    elif damage == "of another":
+        (other,) = store.path.glob("runs/bee/starts/*.json")
+        shutil.copy(other, path)
+    else:
+        path.write_bytes(b"" if damage == "empty" else path.read_bytes().replace(b"sweep", b"swarm"))
+    fresh = simckpt.Store(store.path)
+    with pytest.raises((DamagedError, FormatError), match=path.stem[:8]):
+        fresh.checkpoints(where)
+    damaged: dict = {}
+    assert steps(fresh.checkpoints(where, damaged=damaged)) == expected
+    assert list(damaged) == [("ant", 1)]
+    # what no start holds can be asked without one
+    assert len(fresh.checkpoints("eval/return > 0 and host != null and not pinned")) == 5
+
+
+def test_a_wrong_name_is_an_error_beside_a_damaged_start_where_its_group_is_known(store: simckpt.Store) -> None:
+    (path,) = store.path.glob("runs/ant/starts/*.json")
+    path.write_bytes(b"")
+    for name in ("versions.tensorflow", "metrics.learning_rate"):
+        with pytest.raises(QueryError, match=name):
+            simckpt.Store(store.path).checkpoints(f"{name} > 1", damaged={})
 
 
 # pruning

@@ -1,14 +1,17 @@
 """Git state of a start: bounded, and without secrets as far as names and forms tell."""
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from simckpt import provenance
+from simckpt import provenance, redaction
 
 KEY = "sk-" + "abcdefghij0123456789"
 TOKEN = "ghp_" + "abcdefghij0123456789"
+HEX = "0123456789abcdef0123456789abcdef01234567"
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -24,6 +27,12 @@ def git(folder: Path, *arguments: str) -> str:
     ]
     done = subprocess.run(["git", *identity, "-C", folder, *arguments], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def hunk(*lines: str) -> tuple[str, bool, list[str]]:
+    """Returns what is kept of a diff of these lines, marks included."""
+    header = ["diff --git a/train.py b/train.py", "--- a/train.py", "+++ b/train.py", "@@ -1,3 +1,3 @@"]
+    return provenance.bounded_diff(f"{line}\n".encode() for line in [*header, *lines])
 
 
 @pytest.fixture
@@ -108,7 +117,7 @@ def test_of_files_with_secret_looking_names_only_the_name_is_kept(tree: Path, na
 
 @pytest.mark.parametrize("name", ["tokenizer.py", "keys.py", "environment.py", "monkey.py", "env.py", "train.env.py"])
 def test_other_names_are_no_secrets(name: str) -> None:
-    assert not provenance.looks_secret(name)
+    assert not redaction.looks_secret(name)
 
 
 @pytest.mark.parametrize(
@@ -127,22 +136,92 @@ def test_other_names_are_no_secrets(name: str) -> None:
         "Authorization: Bearer abcdefghijklmnopqrstuvwxyz",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.x",
         "data = 'Zm9vYmFyMTIzNDU2Nzg5MEFCQ0RFRkdISUpLTE1OT1A5'",
+        # Python: annotated, called, indexed, in brackets, in other quotes
+        'password: str = "hunter2secret"',
+        'api_key: str = "abcdefghijkl"',
+        'api_key: Optional[str] = field(default="abcdef")',
+        'HF_TOKEN: str = flag("abcdefghij")',
+        'os.environ["API_KEY"] = "abcdef"',
+        f'os.environ.setdefault("WANDB_API_KEY", "{HEX}")',
+        'parser.add_argument("--password", default="hunter2")',
+        'parser.add_argument("--hub-token", type=str, default="hunter2")',
+        f'wandb.login(key="{HEX}")',
+        'wandb.login("hunter2", relogin=True)',
+        'PASSWORD = ("hunter2secret")',
+        'PASSWORD = """hunter2secret',
+        "password = b'hunter2'",
+        'password = "it\'s hunter2"',
+        'PASSWORD = r"a\\"b hunter2"',
+        'connect(user="me", passwd="hunter2")',
+        'requests.get(url, auth=("me", "hunter2"))',
+        'headers = {"Authorization": f"Basic {name}:hunter2"}',
+        'if password == "hunter2":',
+        'check("hunter2")  # the password',
+        'tokenizer, token = load("gpt2"), "hunter2"',
+        'self.max_tokens, self.token = 5, "hunter2"',
+        'secret = base64.b64decode("aHVudGVyMg==")',
+        'SLACK_WEBHOOK = "https://example.org/T00/B00"',
+        # YAML, JSON, TOML, shell, Docker, netrc, XML, ini
+        "  api_key: abcdefghij",
+        "password: correct horse battery",
+        "  token: abcdefghij",
+        "hub_token: 12345678901",
+        '"apiKey": "abcdef",',
+        '{"user": "me", "dbPassword" : "hunter2"}',
+        'client_secret = "abcdefgh"',
+        "DB_PASS=hunter2",
+        "smtpPass: 'hunter2'",
+        "export HF_TOKEN=abcdefgh",
+        "export WANDB_API_KEY=" + HEX,
+        "ENV WANDB_API_KEY abcdefgh",
+        "train --api-key abcdefgh --steps 5",
+        "train --password=hunter2",
+        "machine api.wandb.ai login user password hunter2",
+        "<password>hunter2</password>",
+        "db_pw = hunter2",
+        "curl -u user:hunter2 https://example.org",
+        "wandb login hunter2hunter2",
+        "HF_TOKEN=abc.def.ghi python train.py",
+        "WANDB_KEY = 'hunter'",
+        "init(key='hunter2hunter2')",
+        # by its form alone
+        *(f'x = "{HEX[:size]}"' for size in (32, 40)),
+        f'x = "{HEX}{HEX[:24]}"',
+        f"x = '{HEX.upper()}'",
+        f"WANDB={HEX}",
+        "x = 'abcdefghijklmnopqrstuvwxyz0123456'",
+        "x = 'Zm9vYmFyMTIzNDU2Nzg5MEFCQ0RFRkdI+/=='",
+        "redis = 'redis://:hunter2@localhost:6379/0'",
+        "git+https://me:hunter2@example.org/x.git",
+        "https://abcdefghijkl0123@example.org/x.git",
+        "https://example.org/x?sv=1&sig=abcdefgh",
     ],
 )
-def test_lines_that_look_like_secrets_are_left_out(tree: Path, line: str) -> None:
-    (tree / "train.py").write_text(f"lr = 1\n{line}\nsteps = 3\n")
-    state = provenance.git_state(tree)
-    assert state is not None
-    assert line not in state["diff"]
-    assert f"+{provenance.LEFT_OUT_LINE}" in state["diff"]
-    assert "+steps = 3" in state["diff"]
-    assert not state["diff_complete"]
+def test_lines_that_look_like_secrets_are_left_out(line: str) -> None:
+    for mark in "+- ":
+        diff, complete, _ = hunk(" lr = 1", mark + line, "+steps = 3")
+        assert diff == hunk(" lr = 1", mark + provenance.LEFT_OUT_LINE, "+steps = 3")[0]
+        assert not complete
 
 
 @pytest.mark.parametrize(
     "line",
     [
         "max_tokens = 100000",
+        "total_tokens: int = 100000",
+        "num_tokens=batch['input_tokens']",
+        'parser.add_argument("--max-tokens", type=int, default=100_000, help="how many")',
+        'tokenizer = "gpt2"',
+        'tokenizer = AutoTokenizer.from_pretrained("bert-base-uncased")',
+        'author = "somebody else"',
+        'bypass = "nothing here"',
+        'keys = ["observations", "actions"]',
+        'env = gymnasium.make("HalfCheetah-v5")',
+        "url = 'https://example.org:8080/x?page=3'",
+        "import secrets",
+        "def forward(self, observations: Tensor, actions: Tensor) -> dict[str, Tensor]:",
+        "path = 'checkpoints/half_cheetah/medium_expert/latest'",
+        f"numpy==2.4.0 --hash=sha256:{HEX}{HEX[:24]}",
         "tokens = tokenizer(text)",
         "key = jax.random.key(0)",
         "for key, value in state.items():",
@@ -151,12 +230,10 @@ def test_lines_that_look_like_secrets_are_left_out(tree: Path, line: str) -> Non
         "return self.compute_generalized_advantage_estimation_returns()",
     ],
 )
-def test_ordinary_lines_stay(tree: Path, line: str) -> None:
-    (tree / "train.py").write_text(f"{line}\n")
-    state = provenance.git_state(tree)
-    assert state is not None
-    assert f"+{line}\n" in state["diff"]
-    assert state["diff_complete"]
+def test_ordinary_lines_stay(line: str) -> None:
+    diff, complete, _ = hunk("+" + line)
+    assert diff.endswith(f"\n+{line}\n")
+    assert complete
 
 
 def test_a_private_key_is_left_out_whole(tree: Path) -> None:
@@ -166,6 +243,84 @@ def test_a_private_key_is_left_out_whole(tree: Path) -> None:
     assert state is not None
     assert not any(line in state["diff"] for line in lines)
     assert state["diff"].endswith(f"+a = 1\n{f'+{provenance.LEFT_OUT_LINE}{chr(10)}' * 4}+b = 2\n")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["PASSWORD = (", '    "hunter2secret"', ")"],
+        ["password: str = \\", "    'hunter2secret'"],
+        ["parser.add_argument(", '    "--password",', '    type=str, default="hunter2secret",', ")"],
+        ["parser.add_argument(", '    "--hub-token",', "    type=str,", '    default="hunter2secret",', ")"],
+        ["wandb.login(", '    key="hunter2secret",', ")"],
+        ["password: |", "  hunter2secret"],
+        ["password: >-", "  hunter2secret"],
+        ["- name: WANDB_API_KEY", "  value: hunter2secret"],
+        ['{"name": "WANDB_API_KEY",', ' "value": "hunter2secret"}'],
+        ["api_keys:", "  - hunter2secret"],
+    ],
+)
+def test_a_secret_on_a_line_after_its_name_is_left_out(lines: list[str]) -> None:
+    # the name is known from the commit, or as new as its value
+    for mark in " +":
+        marked = [("+" if "hunter2secret" in line else mark) + line for line in lines]
+        diff, complete, _ = hunk(" lr = 1", *marked, "+after = 3")
+        assert "hunter2secret" not in diff
+        assert diff.endswith("+after = 3\n")
+        assert not complete
+
+
+def test_the_place_of_a_hunk_holds_no_secret(tree: Path) -> None:
+    lines = ["PASSWORD = dict(a='hunter2secret',", *(f"  x{number}={number}," for number in range(20)), ")"]
+    (tree / "train.py").write_text("\n".join(lines))
+    git(tree, "commit", "-qam", "second")
+    (tree / "train.py").write_text("\n".join(lines).replace("x15=15", "x15=0"))
+    state = provenance.git_state(tree)
+    assert state is not None
+    assert "+  x15=0" in state["diff"]
+    assert "hunter2secret" not in state["diff"]
+
+
+def test_long_lines_are_judged_in_time() -> None:
+    words = ["token", "password ", "-", "--key", "'", '"a', "://:", "aA0", "\\", "= "]
+    for word in words:
+        for other in words:
+            hunk("+" + ((word + other) * 2000)[:4000])
+
+
+@pytest.fixture
+def failing_git(tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A git that fails at the command named in a file, hung up or with an error."""
+    folder = tmp_path_factory.mktemp("bin")
+    real = shutil.which("git")
+    script = f"""#!/bin/sh
+for word in "$@"; do
+    if [ "$word" = "$(cat {folder}/command)" ]; then . {folder}/failure; fi
+done
+exec {real} "$@"
+"""
+    (folder / "git").write_text(script)
+    (folder / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+@pytest.mark.parametrize("failure", ["exit 128", "exec sleep 60"])
+@pytest.mark.parametrize(("command", "unknown"), [("diff", "dirty"), ("ls-files", "untracked")])
+def test_what_git_does_not_say_is_unknown(
+    tree: Path, failing_git: Path, monkeypatch, failure, command, unknown
+) -> None:
+    monkeypatch.setattr(provenance, "GIT_TIMEOUT", 0.5)
+    (failing_git / "failure").write_text(failure)
+    (failing_git / "command").write_text(command)
+    state = provenance.git_state(tree)
+    assert state is not None
+    assert state[unknown] is None
+    assert state["diff_complete"] == (command != "diff")
+    (failing_git / "command").write_text("nothing")
+    state = provenance.git_state(tree)
+    assert state is not None
+    assert state[unknown] is not None
 
 
 def test_removed_and_unchanged_lines_with_secrets_are_left_out_too(tree: Path) -> None:

@@ -164,6 +164,10 @@ def test_a_pattern_holds_no_regular_expression() -> None:
         ("tag > 'a'", 4, "tags are compared by"),
         ("created > 'soon'", 10, "a moment such as '2027-01-15'"),
         ("(" * 60 + "pinned" + ")" * 60, 51, "at most 50 brackets"),
+        ("step > " + "1" * 5000, 7, "a number has at most 400 digits"),
+        ("step > -" + "1_" * 2500 + "1", 7, "a number has at most 400 digits"),
+        ("loss < 0." + "1" * 5000, 7, "a number has at most 400 digits"),
+        ("created > 1e" + "1" * 5000, 10, "a number has at most 400 digits"),
     ],
 )
 def test_what_has_no_meaning_is_an_error_that_shows_the_place(text: str, position: int, said: str) -> None:
@@ -213,6 +217,19 @@ def test_nested_hyperparameters_have_dotted_names() -> None:
         "optimizer.betas",
         "optimizer.betas.first",
     ]
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "1" * 309, "1e-999", "'9999-12-31T23:59-23:59'", "'0001-01-01'"])
+def test_values_as_far_out_as_can_be_written_are_compared(value: str) -> None:
+    for name in ("created", "step", "eval/return", "missing"):
+        if name == "created" or not value.startswith("'"):
+            for sign in ("=", "!=", "<", "<=", ">", ">="):
+                assert matches(f"{name} {sign} {value}") in (True, False)
+
+
+def test_what_is_not_above_a_value_is_not_always_below_it_or_equal() -> None:
+    assert matches("not (missing > 3000)")
+    assert not matches("missing <= 3000")
 
 
 @given(st.text(max_size=40))

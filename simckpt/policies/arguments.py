@@ -28,8 +28,13 @@ def check_metric(metric: Any, mode: Any, *, policy: str) -> None:
         raise ConfigurationError(
             f'{policy} needs the name of a metric such as "eval/return", got {metric!r}', keys=["metric"]
         )
+    check_mode(mode, of=policy)
+
+
+def check_mode(mode: Any, *, of: str) -> None:
+    """Checks for "max" or "min"."""
     if mode not in MODES:
-        raise ConfigurationError(f"the mode of {policy} is 'max' or 'min', got {mode!r}", keys=["mode"])
+        raise ConfigurationError(f"the mode of {of} is 'max' or 'min', got {mode!r}", keys=["mode"])
 
 
 def ranks_above(value: float, other: float, mode: str) -> bool:

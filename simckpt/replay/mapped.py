@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from simckpt.errors import ConfigurationError, StorageError, StorageFullError
 _PREFIX = "simckpt-replay."
 _SUFFIX = ".npy"
 _LONGEST_NAME = 100
+_NO_ALLOCATION = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+_CHUNK = 1 << 20  # [bytes] of zeros that are written at once
 
 Shapes = Mapping[tuple[str, ...], tuple[tuple[int, ...], np.dtype[Any]]]
 
@@ -43,12 +46,20 @@ def map_columns(folder: str | os.PathLike[str], shapes: Shapes) -> dict[tuple[st
             )
         for path in present:
             path.unlink()
-        return {
-            column: _create(root / _file_name(number, column), shape, dtype)
-            for number, (column, (shape, dtype)) in enumerate(shapes.items())
-        }
+        return _create_all(root, shapes)
     except OSError as error:
         raise _translate(error, root, shapes) from error
+
+
+def _create_all(root: Path, shapes: Shapes) -> dict[tuple[str, ...], np.ndarray[Any, Any]]:
+    """Returns the arrays of all columns; a failure at one of them leaves no file of the others."""
+    with contextlib.ExitStack() as undo:
+        columns = {
+            column: _create(root / _file_name(number, column), shape, dtype, undo)
+            for number, (column, (shape, dtype)) in enumerate(shapes.items())
+        }
+        undo.pop_all()
+        return columns
 
 
 def _file_name(number: int, column: tuple[str, ...]) -> str:
@@ -56,19 +67,39 @@ def _file_name(number: int, column: tuple[str, ...]) -> str:
     return f"{_PREFIX}{number:02d}.{readable[:_LONGEST_NAME]}{_SUFFIX}"
 
 
-def _create(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _create(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], undo: contextlib.ExitStack
+) -> np.ndarray[Any, Any]:
     # exclusive: two buffers that take the same folder at the same moment must not share a file
     with path.open("xb+") as file:
+        undo.callback(path.unlink, missing_ok=True)
         header = {"shape": shape, "fortran_order": False, "descr": np.lib.format.dtype_to_descr(dtype)}
         np.lib.format.write_array_header_1_0(file, header)
         file.flush()
         start = file.tell()
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        os.posix_fallocate(file.fileno(), 0, start + max(size, 1))
+        _reserve(file, start + max(size, 1))
         if not size:
             return np.zeros(shape, dtype)
         mapped: np.ndarray[Any, Any] = np.memmap(file, dtype, "r+", start, shape)
         return mapped
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Makes the file `size` bytes long, with room for all of them; it is open behind its first bytes."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+    except OSError as error:
+        if error.errno not in _NO_ALLOCATION:
+            raise
+    # this system or file system cannot reserve: only what is written has room for certain
+    missing = size - file.tell()
+    zeros = bytes(min(missing, _CHUNK))
+    while missing:
+        missing -= file.write(zeros[:missing])
+    file.flush()
 
 
 def _translate(error: OSError, root: Path, shapes: Shapes) -> StorageError:

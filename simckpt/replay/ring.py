@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
 from collections.abc import Mapping
@@ -84,6 +85,7 @@ class ReplayBuffer:
             memory_map: a folder for the columns, one `.npy` file each, if they are not to be in memory. It must not
                 exist yet, be empty, or be one that a ReplayBuffer has made: its content is **discarded**, for what
                 counts is in the checkpoints. The files are the buffer's, not the store's; delete them when you like.
+                A restore holds all rows of the checkpoint in memory once.
 
         Raises:
             ConfigurationError: sizes below 1, a space without shape and dtype, or a folder that is not the buffer's.
@@ -104,19 +106,43 @@ class ReplayBuffer:
         whole = {path: ((self.capacity, self.num_envs, *shape), dtype) for path, (shape, dtype) in shapes.items()}
         self._columns: dict[Path, Array]
         if memory_map is None:
-            self._columns = {path: np.zeros(shape, dtype) for path, (shape, dtype) in whole.items()}
+            try:
+                self._columns = {path: np.zeros(shape, dtype) for path, (shape, dtype) in whole.items()}
+            except (MemoryError, ValueError) as error:
+                raise ConfigurationError(f"{capacity} rows need too much memory: {error}", keys=["capacity"]) from error
         else:
             self._columns = map_columns(memory_map, whole)
-        # (capacity * num_envs, ...): one index finds a transition, which is several times faster than two
-        self._flat = {path: array.reshape(-1, *array.shape[2:]) for path, array in self._columns.items()}
-        self._valid = self._columns["valid",]
-        # what `add` needs of each column, looked up once
-        self._rows = [(path, array, array.shape[1:], array.dtype) for path, array in self._columns.items()]
-        self._rng = np.random.default_rng(seed)
+        self._mapped = memory_map is not None
+        self._rng = _generator(seed)
         self._added = 0
         self._filled = 0
         self._cursor = 0
         self._num_valid = 0
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Notes what `add` and `sample` need of each column: views and facts that follow from the columns."""
+        # (capacity * num_envs, ...): one index finds a transition, which is several times faster than two
+        total = self.capacity * self.num_envs
+        self._flat = {path: array.reshape(total, *array.shape[2:]) for path, array in self._columns.items()}
+        self._valid = self._columns["valid",]
+        self._all_valid = np.ones(self.num_envs, bool)
+        self._rows = [(path, array, array.shape[1:], array.dtype) for path, array in self._columns.items()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._mapped:
+            raise TypeError("a memory-mapped ReplayBuffer cannot be copied or pickled: its files are its own")
+        # without the views, which would come back as arrays of their own
+        looked_up = ("_flat", "_valid", "_all_valid", "_rows")
+        return {name: value for name, value in vars(self).items() if name not in looked_up}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._look_up()
+
+    def __copy__(self) -> ReplayBuffer:
+        # a shallow copy would share the rows and count them apart
+        return copy.deepcopy(self)
 
     def __len__(self) -> int:
         """Returns how many rows there are [rows]."""
@@ -198,7 +224,7 @@ class ReplayBuffer:
             "terminated": terminated,
             "truncated": truncated,
             "next_observations": next_observations,
-            "valid": True if valid is None else valid,
+            "valid": self._all_valid if valid is None else valid,
         }
         # all are checked before the first is written: a row in a full ring is in the place of one that counts
         parts = [(column, _part(row, path, shape, dtype)) for path, column, shape, dtype in self._rows]
@@ -280,6 +306,19 @@ class _Adapter:
 register_replay_adapter(ReplayBuffer, _Adapter())
 
 
+def _generator(seed: Any) -> np.random.Generator:
+    if isinstance(seed, np.random.SeedSequence):
+        return np.random.default_rng(seed)
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if number < 0:
+        message = f"seed is a whole number of at least 0 or a numpy SeedSequence, got {seed!r}"
+        raise ConfigurationError(message, keys=["seed"])
+    return np.random.default_rng(number)
+
+
 def _positive(name: str, value: Any) -> int:
     try:
         number = operator.index(value)
@@ -319,14 +358,19 @@ def _part(row: Mapping[str, Any], path: Path, shape: tuple[int, ...], dtype: np.
             value = value[name]
         except (KeyError, TypeError, IndexError, ValueError):
             raise ConfigurationError(f"a row without {'/'.join(path)}", keys=["/".join(path)]) from None
-    if value is True:
-        return value
-    array = value if type(value) is np.ndarray else np.asarray(value)
+    try:
+        array = value if type(value) is np.ndarray else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _wrong_part(path, shape, dtype, f"what makes no array: {error}") from error
     given = array.dtype
     if array.shape != shape or not (given is dtype or np.can_cast(given, dtype, "same_kind")):
-        where = "/".join(path)
-        raise ConfigurationError(f"{where} of a row is {dtype} {shape}, got {given} {array.shape}", keys=[where])
+        raise _wrong_part(path, shape, dtype, f"{given} {array.shape}")
     return array
+
+
+def _wrong_part(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], given: str) -> ConfigurationError:
+    where = "/".join(path)
+    return ConfigurationError(f"{where} of a row is {dtype} {shape}, got {given}", keys=[where])
 
 
 def _read_only(array: Array) -> Array:

@@ -183,7 +183,9 @@ def _add_virtuals(image: Image, virtuals: Sequence[Virtual]) -> None:
                 space.select_hyperslab((place, *first), once, block=(rows, *row))
                 there = h5py.h5s.create_simple((source.rows, *row))
                 there.select_hyperslab((source.start, *first), once, block=(rows, *row))
-                creation.set_virtual(space, source.file.encode(), source.path.encode(), there)
+                # HDF5 takes a % in a source's name for the beginning of a pattern
+                source_path = source.path.replace("%", "%%").encode()
+                creation.set_virtual(space, source.file.encode(), source_path, there)
                 place += rows
             space.select_all()
             parent, _, name = virtual.path.rpartition("/")

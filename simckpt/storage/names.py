@@ -45,9 +45,14 @@ def random_id() -> str:
     return secrets.token_hex(16)
 
 
+def is_sequence_number(seq: int) -> bool:
+    """Returns whether a commit can have this number."""
+    return 1 <= seq <= 99_999_999
+
+
 def sequence_name(seq: int) -> str:
     """Returns the name of the folder of commit number `seq` (from 1), eight digits, so that names sort like numbers."""
-    if not 1 <= seq <= 99_999_999:
+    if not is_sequence_number(seq):
         raise FormatError(f"a commit number lies between 1 and 99999999, got {seq}")
     return f"{seq:08d}"
 

@@ -55,6 +55,8 @@ class PrepareJob:
         segments: {id: segment} of all that are known; a leaf in pieces may refer to these alone.
         large: {path: leaf} of the large leaves of the run's previous checkpoint.
         limit: how many segments the checkpoint may refer to.
+        folder: a new one in `tmp/` to work in, for whoever wants to know where what a killed writer left is; by default
+            one is made.
     """
 
     root: Path
@@ -64,6 +66,7 @@ class PrepareJob:
     segments: Mapping[str, SegmentRecord] = field(default_factory=dict)
     large: Mapping[str, unchanged.Large] = field(default_factory=dict)
     limit: int = MAX_SEGMENTS
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,6 @@ class Prepared:
     """A checkpoint that lacks nothing but its commit record and its name.
 
     Attributes:
-        run: the run's name.
         folder: in `tmp/`.
         files: of this folder.
         leaves: {path: leaf}, its index.
@@ -81,7 +83,6 @@ class Prepared:
         size: of the files and of the segments made [bytes].
     """
 
-    run: str
     folder: Path
     files: tuple[records.FileRecord, ...]
     leaves: Mapping[str, LeafRecord]
@@ -114,7 +115,7 @@ def write_prepared(
     planned = _planned(job, items, placement, attributes or {})
     identities = {purpose: job.new_id() for purpose in planned}
     made = tuple(identities.values())
-    folder = work.WorkFolders(disk, job.root).make(job.owner)
+    folder = job.folder or work.WorkFolders(disk, job.root).make(job.owner)
     try:
         # from here on a pruner sees what is needed, and a sweep what was made
         if made or placement.segments:
@@ -138,7 +139,6 @@ def write_prepared(
         raise
     files = (state, records.FileRecord(index.INDEX_FILE, len(data), digests.digest(data), "file"))
     return Prepared(
-        run=job.run,
         folder=folder,
         files=files,
         leaves={leaf.path: leaf for leaf in leaves},
@@ -151,11 +151,11 @@ def write_prepared(
 
 def discard(disk: durable.Disk, root: Path, folder: Path, made: Iterable[str]) -> None:
     """Removes what was prepared and never got a name; raises nothing, for what cannot be removed is swept later."""
-    # a folder that has left `tmp/` is a checkpoint, although an error was raised
-    if folder.exists():
-        with contextlib.suppress(SimckptError):
-            segments.remove(disk, root, made)
-            durable.remove_tree(disk, folder)
+    with contextlib.suppress(SimckptError, OSError):
+        # a folder that has left `tmp/` is a checkpoint, although an error was raised
+        folder.lstat()
+        segments.remove(disk, root, made)
+        durable.remove_tree(disk, folder)
 
 
 def _place(job: PrepareJob, items: Sequence[Item], probes: Mapping[str, str]) -> placing.Placement:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from simckpt.errors import SegmentMissingError, StorageError
 from simckpt.state.leaf import Piece
-from simckpt.storage import blocks, durable, index, layout, reader, sealed
+from simckpt.storage import blocks, durable, index, layout, names, reader, sealed
 from simckpt.storage.index import SegmentRecord
 
 FOLDER, TRASH = "segments", "trash"
@@ -103,8 +104,45 @@ def opened(root: Path, identity: str) -> Iterator[int]:
         try:
             descriptor = stack.enter_context(reader.opened_file(root, FOLDER, file_name(identity)))
         except FileNotFoundError:
-            descriptor = stack.enter_context(reader.opened_file(root, TRASH, file_name(identity)))
+            descriptor = stack.enter_context(_opened_in_trash(root, identity))
         yield descriptor
+
+
+@contextlib.contextmanager
+def _opened_in_trash(root: Path, identity: str) -> Iterator[int]:
+    for name in trashed(root).get(identity, ()):
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(reader.opened_file(root, TRASH, name))
+            except FileNotFoundError:
+                continue
+            yield descriptor
+            return
+    # it may have been moved back just now
+    with reader.opened_file(root, FOLDER, file_name(identity)) as descriptor:
+        yield descriptor
+
+
+def trash_name(identity: str) -> str:
+    """Returns a name in the trash that is one pruner's alone: what it removes there no other can have put there."""
+    return f"{identity}.{secrets.token_hex(4)}.h5"
+
+
+def trashed(root: Path) -> dict[str, list[str]]:
+    """Returns {id: names of its file} of the segments that lie in the trash.
+
+    Raises:
+        StorageError: it cannot be looked at for the moment.
+    """
+    found: dict[str, list[str]] = {}
+    try:
+        for path in (root / TRASH).iterdir():
+            found.setdefault(path.name.partition(".")[0], []).append(path.name)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise StorageError(f"{root / TRASH} cannot be listed: {error.strerror}") from error
+    return {identity: files for identity, files in found.items() if names.ID.fullmatch(identity)}
 
 
 def missing(root: Path, identities: Iterable[str], known: Mapping[str, SegmentRecord]) -> set[str]:

@@ -20,6 +20,7 @@ from simckpt.errors import (
     DamagedError,
     InvalidNameError,
     NotAStoreError,
+    StorageError,
     StoreError,
 )
 from simckpt.state.leaf import LogLeaf
@@ -39,8 +40,8 @@ from simckpt.storage import (
 )
 from simckpt.storage import records as record_types
 from simckpt.storage.index import INDEX_FILE, LeafRecord
-from simckpt.storage.preparing import MAX_SEGMENTS, Prepared, PrepareJob, discard, write_prepared
-from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, RunRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.preparing import MAX_SEGMENTS, Attributes, Prepared, PrepareJob, discard, write_prepared
+from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, RunRecord, StoreRecord
 from simckpt.storage.store_pruning import StorePruning
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE
 
@@ -49,6 +50,9 @@ _UNKNOWN_FILES = (
     FileRecord(state_file.STATE_FILE, 2**62, f"{digests.ALGORITHM}:{'0' * 32}", "metadata"),
     FileRecord(INDEX_FILE, 2**62, f"{digests.ALGORITHM}:{'0' * 32}", "file"),
 )
+
+
+Elsewhere = Callable[[PrepareJob, Mapping[str, Encoded], Attributes | None], Prepared]
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,7 @@ class StoreFiles(StorePruning):
         clock: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
-        super().__init__(path, record, disk=disk)
-        self._clock = clock
+        super().__init__(path, record, disk=disk, clock=clock)
         self._new_id = new_id
         self._large: dict[str, Mapping[str, unchanged.Large]] = {}
         self._damaged: set[str] = set()
@@ -141,24 +144,6 @@ class StoreFiles(StorePruning):
             raise NotAStoreError(f"{root} is not a store: it has no {STORE_FILE}") from error
         record = record_types.parse_store(data, file)
         return cls(root, record, disk=disk or durable.Disk(), clock=clock, new_id=new_id)
-
-    def claim(self, run: str) -> claims.Claim:
-        """Claims a run for this process, and sweeps what dead processes left in the store.
-
-        Raises:
-            InvalidNameError, RunNotFoundError: no run can have, or none has, that name.
-            DamagedError, FormatError: the run's record cannot be trusted.
-            RunLockedError: another process is writing it.
-            StorageError: the disk refused.
-        """
-        self.read_run(run)
-        claim = claims.take(self._disk, self._run_folder(run), self._works.make, clock=self._clock)
-        try:
-            self.sweep()
-        except BaseException:
-            claim.release()
-            raise
-        return claim
 
     def write_run(self, run: str, record: RunRecord) -> None:
         """Creates a run, or replaces the record of one that this process has claimed.
@@ -269,8 +254,8 @@ class StoreFiles(StorePruning):
         if unknown := ids - self._segments.keys():
             self._note_segments(self._usage.find(unknown))
 
-    def note_damage(self, error: DamagedError) -> None:
-        """Keeps in mind which segment a failed `write_prepared` of another process found to be damaged."""
+    def _note_damage(self, error: DamagedError) -> None:
+        """Keeps in mind which segment was found to be damaged."""
         path = Path(error.path)
         if path.parent == self.path / segments.FOLDER:
             self._damaged.add(path.stem)
@@ -280,17 +265,40 @@ class StoreFiles(StorePruning):
         run: str,
         components: Mapping[str, Encoded],
         *,
-        attributes: Mapping[str, Mapping[str, str]] | None = None,
+        attributes: Attributes | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> Prepared:
         """Returns a checkpoint that is durable, all but its commit; see `write_prepared`. It needs no claim.
 
         Give it to `publish` or `discard`; after a crash the next claim in the store sweeps it.
+
+        Args:
+            run: the run's name.
+            components: {name: encoded state}; nobody may change its arrays meanwhile.
+            attributes: {path of a group or leaf: {name: text}}, for people who open `state.h5`.
+            elsewhere: does what `write_prepared` does, in another process, which may die at it. When it raises, nobody
+                may be at work in `job.folder` any longer.
         """
         self._learn({piece.segment for leaf in _logs(components) for piece in leaf.pieces})
         try:
-            return write_prepared(self._disk, self.prepare_job(run), components, attributes)
+            if elsewhere is None:
+                return write_prepared(self._disk, self.prepare_job(run), components, attributes)
+            return self._prepare_elsewhere(elsewhere, self.prepare_job(run), components, attributes)
         except DamagedError as error:
-            self.note_damage(error)
+            # else the next save would meet the same damaged segment
+            self._note_damage(error)
+            raise
+
+    def _prepare_elsewhere(
+        self, elsewhere: Elsewhere, job: PrepareJob, components: Mapping[str, Encoded], attributes: Attributes | None
+    ) -> Prepared:
+        folder = self._works.make()
+        try:
+            return elsewhere(replace(job, folder=folder), components, attributes)
+        except BaseException:
+            # this process may live for weeks, and its folders are swept after its death
+            with contextlib.suppress(StorageError):
+                self._works.take_away(folder, self._finish)
             raise
 
     def publish(self, run: str, draft: CommitDraft, prepared: Prepared) -> Commit:
@@ -353,31 +361,6 @@ class StoreFiles(StorePruning):
         """Removes what was prepared and not published; raises nothing, for what cannot be removed is swept later."""
         discard(self._disk, self.path, prepared.folder, prepared.made)
 
-    def prune(self, run: str, seq: int, reason: str) -> TombstoneRecord:
-        """Returns the tombstone that replaces a checkpoint; its state is gone, its id and place in the lineage stay.
-
-        Interrupted at any point, the checkpoint is whole or has a tombstone. Pruning a tombstone frees what an
-        interruption left. The run's claim is taken for the duration, if this process does not hold it yet.
-
-        Raises:
-            CheckpointNotFoundError: no such number.
-            DamagedError, FormatError: the commit record cannot be trusted.
-            RunLockedError: another process is writing the run.
-            StorageError: the disk refused.
-        """
-        self._run_folder(run)
-        with self._claimed(run) as claim:
-            claim.verify()
-            record = self._record_of(run, seq)
-            if isinstance(record, TombstoneRecord):
-                path = self._checkpoint_path(run, seq)
-                self._free(path, self._segments_in(path))
-                return record
-            tombstone = record_types.tombstone_of(record, pruned=self._clock(), reason=reason)
-            with claim.spending_reserve():
-                self._bury(run, tombstone)
-            return tombstone
-
     def log_event(self, run: str, event: Mapping[str, Any]) -> None:
         """Appends a line to the run's log for people; nothing is ever decided from it.
 
@@ -387,15 +370,6 @@ class StoreFiles(StorePruning):
         content = {"time": sealed.time_to_json(self._clock())["utc"], **event}
         line = json.dumps(content, default=str, ensure_ascii=True).encode("ascii")
         durable.append_line(self._disk, self._run_folder(run) / EVENTS_FILE, line)
-
-    @contextlib.contextmanager
-    def _claimed(self, run: str) -> Iterator[claims.Claim]:
-        held = claims.held_claim(self._run_folder(run))
-        if held is not None:
-            yield held
-        else:
-            with self.claim(run) as claim:
-                yield claim
 
 
 def _logs(components: Mapping[str, Encoded]) -> Iterator[LogLeaf]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from simckpt.errors import (
@@ -13,25 +14,95 @@ from simckpt.errors import (
     FormatError,
     InvalidNameError,
     RunNotFoundError,
+    SegmentsKeptError,
+    StorageError,
     StoreError,
 )
-from simckpt.storage import durable, index, names, reader, sealed, segments, usage, work
+from simckpt.storage import claims, durable, index, names, reader, sealed, segments, usage, work
 from simckpt.storage import records as record_types
-from simckpt.storage.records import StoreRecord, TombstoneRecord
+from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord
 from simckpt.storage.store_marks import StoreMarks
 from simckpt.storage.store_reader import COMMIT_FILE
 
-_WORTHLESS = (
-    FileNotFoundError, InvalidNameError, CheckpointNotFoundError, RunNotFoundError, FormatError, DamagedError
-)  # fmt: skip
+_WORTHLESS = (FileNotFoundError, InvalidNameError, FormatError, DamagedError)
+
+
+@dataclass
+class _Buried:
+    """A checkpoint that this process has pruned, whose segments are not all freed yet.
+
+    Attributes:
+        segments: that it used.
+        job: the work folder that says so to the sweep of a later process, or None.
+    """
+
+    segments: frozenset[str]
+    job: Path | None
 
 
 class StorePruning(StoreMarks):
-    """A store whose checkpoints can be pruned and whose left-over work can be swept."""
+    """A store whose runs can be claimed, whose checkpoints can be pruned and whose left-over work can be swept."""
 
-    def __init__(self, path: Path, record: StoreRecord, *, disk: durable.Disk) -> None:
+    def __init__(self, path: Path, record: StoreRecord, *, disk: durable.Disk, clock: Callable[[], float]) -> None:
         super().__init__(path, record, disk=disk)
+        self._clock = clock
         self._usage = usage.SegmentUse(self)
+        self._buried: dict[Path, _Buried] = {}
+        self._told = False
+
+    def claim(self, run: str) -> claims.Claim:
+        """Claims a run for this process, and sweeps what dead processes left in the store.
+
+        Raises:
+            InvalidNameError, RunNotFoundError: no run can have, or none has, that name.
+            DamagedError, FormatError: the run's record cannot be trusted.
+            RunLockedError: another process is writing it.
+            StorageError: the disk refused.
+        """
+        self.read_run(run)
+        claim = claims.take(self._disk, self._run_folder(run), self._works.make, clock=self._clock)
+        try:
+            self.sweep()
+        except BaseException:
+            claim.release()
+            raise
+        return claim
+
+    def prune(self, run: str, seq: int, reason: str) -> TombstoneRecord:
+        """Returns the tombstone that replaces a checkpoint; its state is gone, its id and place in the lineage stay.
+
+        Interrupted at any point, the checkpoint is whole or has a tombstone. Pruning a tombstone frees what an
+        interruption left. The run's claim is taken for the duration, if this process does not hold it yet.
+
+        Raises:
+            CheckpointNotFoundError: no such number.
+            DamagedError, FormatError: the commit record cannot be trusted.
+            RunLockedError: another process is writing the run.
+            SegmentsKeptError: it is pruned, but no segment is freed while a record or index of the store cannot be
+                read. Said once; later prunes and sweeps try again.
+            StorageError: the disk refused.
+        """
+        self._run_folder(run)
+        with self._claimed(run) as claim:
+            claim.verify()
+            record = self._record_of(run, seq)
+            if isinstance(record, TombstoneRecord):
+                path = self._checkpoint_path(run, seq)
+                self._free(path, self._segments_in(path))
+                return record
+            tombstone = record_types.tombstone_of(record, pruned=self._clock(), reason=reason)
+            with claim.spending_reserve():
+                self._bury(run, tombstone)
+            return tombstone
+
+    @contextlib.contextmanager
+    def _claimed(self, run: str) -> Iterator[claims.Claim]:
+        held = claims.held_claim(self._run_folder(run))
+        if held is not None:
+            yield held
+        else:
+            with self.claim(run) as claim:
+                yield claim
 
     def _bury(self, run: str, tombstone: TombstoneRecord) -> None:
         path = self._checkpoint_path(run, tombstone.seq)
@@ -42,15 +113,13 @@ class StorePruning(StoreMarks):
             durable.write_record(self._disk, made / work.JOB_FILE, job)
             durable.write_record(self._disk, made / COMMIT_FILE, tombstone.to_bytes())
             durable.sync_folder(self._disk, made)
+            # from the rename on the job stays, so that the sweep of a later process frees what this one cannot
             begun = True
             durable.replace_file(self._disk, made / COMMIT_FILE, path / COMMIT_FILE)
-            self._free(path, freed)
-        except BaseException:
-            # from the rename on the job stays, so that the sweep of a later process frees what this one could not
+        finally:
             if not begun:
                 self._works.remove(made)
-            raise
-        self._works.remove(made)
+        self._free(path, freed, made)
 
     def _segments_in(self, checkpoint: Path) -> list[str]:
         """Returns the ids of the segments that an index names; none if it is gone or damaged: then they stay."""
@@ -61,62 +130,173 @@ class StorePruning(StoreMarks):
         except (FileNotFoundError, StoreError):
             return []
 
-    def _free(self, checkpoint: Path, freed: Iterable[str]) -> None:
-        """Removes what belongs to a checkpoint whose record is a tombstone; its index last, for it names the rest."""
-        self._free_segments(set(freed))
-        with durable.translated(checkpoint):
-            with os.scandir(checkpoint) as entries:
-                paths = [Path(entry.path) for entry in entries if entry.name != COMMIT_FILE]
+    def _free(self, checkpoint: Path, freed: Iterable[str], job: Path | None = None) -> None:
+        """Removes what belongs to a checkpoint whose record is a tombstone; its index last, for it names the rest.
+
+        Raises:
+            SegmentsKeptError: it cannot be known whether anybody uses them; said once.
+            StorageError: the disk refused.
+        """
+        before = self._buried.get(checkpoint, _Buried(frozenset(), None))
+        self._buried[checkpoint] = _Buried(before.segments | set(freed), job or before.job)
+        self._free_buried(checkpoint)
+
+    def _free_buried(self, asked: Path | None = None) -> None:
+        """Goes on with all that this process has pruned; what the disk refuses is raised for the one that was asked."""
+        kept = self._free_segments({identity for each in self._buried.values() for identity in each.segments})
+        for checkpoint, buried in list(self._buried.items()):
+            done = not buried.segments if kept is None else not buried.segments & kept
+            try:
+                self._clear(checkpoint, besides=(COMMIT_FILE,) if done else (COMMIT_FILE, index.INDEX_FILE))
+            except StorageError:
+                if checkpoint == asked:
+                    raise
+                continue
+            if done:
+                del self._buried[checkpoint]
+                if buried.job is not None:
+                    self._works.remove(buried.job)
+        told, self._told = self._told, kept is None
+        if self._told and not told:
+            raise _kept()
+
+    def _clear(self, folder: Path, *, besides: Collection[str]) -> None:
+        """Removes the files in a folder, the index last; one that is gone with all it held is no error."""
+        with durable.translated(folder):
+            try:
+                with os.scandir(folder) as entries:
+                    paths = [Path(entry.path) for entry in entries if entry.name not in besides]
+            except FileNotFoundError:
+                return
             for path in sorted(paths, key=lambda path: path.name == index.INDEX_FILE):
                 with contextlib.suppress(FileNotFoundError):  # a sweep of another process was quicker
                     self._disk.unlink(path)
-        durable.sync_folder(self._disk, checkpoint)
+        durable.sync_folder(self._disk, folder)
 
-    def _free_segments(self, candidates: Collection[str]) -> None:
-        """Removes those of some segments that no checkpoint of the store uses and no save is about to use.
+    def _free_segments(self, candidates: Collection[str], *, besides: Path | None = None) -> set[str] | None:
+        """Removes those of some segments that nobody uses; returns those that a save in progress may come to use.
+
+        These stay, as do all if it cannot be known what is used (None): whoever names them must not forget them.
 
         They are moved to `trash/`, then announcements are read, **then** commits; in this order a save that is
         published meanwhile is seen in one or the other. One that has not announced itself yet will not find them, and
-        fails.
+        fails. What a dead pruner left in the trash is moved back if it is used after all.
+
+        Args:
+            candidates: their ids.
+            besides: a work folder whose announcement does not count.
+
+        Raises:
+            StorageError: the disk refused, or something cannot be looked at for the moment; they stay.
         """
-        used = self._usage.by_checkpoints() if candidates else None
-        if used is None or not set(candidates) - used:
-            return
-        trash = durable.make_folders(self._disk, self.path, segments.TRASH)
-        home = self.path / segments.FOLDER
-        files = [segments.file_name(identity) for identity in candidates if identity not in used]
-        with durable.translated(trash):
-            for file in files:
-                with contextlib.suppress(FileNotFoundError):  # a pruner that died may have moved it already
-                    self._disk.rename(home / file, trash / file)
-            announced, committed = usage.by_saves(self.path), self._usage.by_checkpoints()
-            unknown = announced is None or committed is None
-            needed = {segments.file_name(identity) for identity in (announced or set()) | (committed or set())}
-            for file in files:
-                with contextlib.suppress(FileNotFoundError):
-                    if unknown or file in needed:
-                        self._disk.rename(trash / file, home / file)
-                    else:
-                        self._disk.unlink(trash / file)
+        if not candidates:
+            return set()
+        home, trash = self.path / segments.FOLDER, self.path / segments.TRASH
+        used = self._usage.by_checkpoints()
+        if used is None:
+            return None
+        places = {identity: [home / segments.file_name(identity)] for identity in candidates if identity not in used}
+        for identity, files in segments.trashed(self.path).items():
+            if identity in used:
+                self._move(trash / files[0], home / segments.file_name(identity))
+            elif identity in places:
+                places[identity] += [trash / file for file in files]
+        if not places:
+            return set()
+        durable.make_folders(self._disk, self.path, segments.TRASH)
+        # under names of its own: what this pruner removes there it has itself put there, before it looked
+        moved: list[tuple[str, Path]] = []
+        try:
+            for identity, sources in places.items():
+                for source in sources:
+                    target = trash / segments.trash_name(identity)
+                    moved.append((identity, target))
+                    self._move(source, target)
+            announced, committed = usage.by_saves(self.path, besides=besides), self._usage.by_checkpoints()
+        except BaseException:
+            for identity, target in moved:
+                with contextlib.suppress(StorageError):
+                    self._move(target, home / segments.file_name(identity))
+            raise
+        unknown = announced is None or committed is None
+        needed = (announced or set()) | (committed or set())
+        for identity, target in moved:
+            if unknown or identity in needed:
+                self._move(target, home / segments.file_name(identity))
+            else:
+                with durable.translated(target), contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(target)
         durable.sync_folder(self._disk, home)
         durable.sync_folder(self._disk, trash)
+        return None if unknown else needed & places.keys() - (committed or set())
+
+    def _move(self, source: Path, target: Path) -> None:
+        with durable.translated(source), contextlib.suppress(FileNotFoundError):  # another pruner was quicker
+            self._disk.rename(source, target)
 
     def sweep(self) -> list[str]:
         """Removes what dead processes left in `tmp/`, as far as it can, and returns the names of these folders."""
-        return self._works.sweep(self._finish)
+        swept: list[str] = []
+        # again while something goes: what one of them has announced keeps another from being ended
+        while found := self._works.sweep(self._finish):
+            swept += found
+        if self._buried:
+            with contextlib.suppress(StorageError):
+                self._free_buried()
+        return swept
 
     def _finish(self, made: Path) -> None:
-        """Ends what a dead process had begun: frees what it was pruning, removes the segments of its failed save."""
-        path = made / work.JOB_FILE
-        with contextlib.suppress(*_WORTHLESS):
-            data = reader.read_small(made, work.JOB_FILE, limit=record_types.RECORD_LIMIT, path=path)
-            job = sealed.unseal(data, "job", path=path)
+        """Ends what a dead process had begun: frees what it was pruning, removes the segments of its failed save.
+
+        Raises:
+            StorageError: that cannot be done for the moment; the job has to stay.
+        """
+        try:
+            job = work.read_job(made)
             if job.text("job") == "save":
-                segments.remove(self._disk, self.path, _ids(job, "made"))
-                return
-            run, seq = job.text("run", names.RUN_NAME), job.integer("seq", minimum=1)
-            if isinstance(self._record_of(run, seq), TombstoneRecord):
-                self._free(self._checkpoint_path(run, seq), _ids(job, "segments"))
+                candidates = _ids(job, "made")
+                run, seq = None, 0
+            else:
+                candidates = _ids(job, "segments")
+                run, seq = job.text("run", names.RUN_NAME), job.integer("seq", minimum=1)
+                names.sequence_name(seq)
+        except _WORTHLESS:
+            return
+        if run is None:
+            # where the store was copied while it was written, a checkpoint may use what its save has made
+            self._clear(made, besides=(work.JOB_FILE,))
+            if self._free_segments(candidates, besides=made) != set():
+                raise _kept()
+            return
+        checkpoint = self._dead_checkpoint(run, seq)
+        if checkpoint is None:
+            return
+        kept = self._free_segments(candidates) != set()
+        self._clear(checkpoint, besides=(COMMIT_FILE, index.INDEX_FILE) if kept else (COMMIT_FILE,))
+        if kept:
+            raise _kept()
+
+    def _dead_checkpoint(self, run: str, seq: int) -> Path | None:
+        """Returns the folder of a checkpoint that was pruned, or None if its record is not a tombstone.
+
+        Raises:
+            StorageError: it is damaged, so that this is not known.
+        """
+        try:
+            record = self._record_of(run, seq)
+        except (CheckpointNotFoundError, RunNotFoundError):
+            return self.path / "runs" / run / "checkpoints" / names.sequence_name(seq)
+        except (DamagedError, FormatError) as error:
+            raise StorageError(f"it is not known whether a checkpoint was pruned: {error}") from error
+        return None if isinstance(record, CommitRecord) else self._checkpoint_path(run, seq)
+
+
+def _kept() -> SegmentsKeptError:
+    return SegmentsKeptError(
+        "segments of what was pruned stay for now: a record or an index of the store is damaged or newer than this "
+        "simckpt, so that it is not known what else uses them. Verify the store, and repair or remove what is damaged; "
+        "prunes and starts after that free them"
+    )
 
 
 def _ids(job: sealed.Fields, key: str) -> list[str]:

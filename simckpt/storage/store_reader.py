@@ -8,6 +8,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,15 +180,21 @@ class StoreReader:
             self._run_folder(run)
             return []
 
-    def stamps(self, run: str) -> dict[int, Stamp]:
+    def stamps(self, run: str, *, besides: AbstractSet[str] = frozenset()) -> dict[int, Stamp]:
         """Returns {commit number: stamp of its record}, (0, 0) for a missing record; one that was replaced has another.
 
         A record is replaced by a rename, so that old and new exist at the same time and have different inodes.
+
+        Args:
+            run: the run's name.
+            besides: names of folders that are left out, without a look at each.
         """
         names.check_run_name(run)
         found: dict[int, Stamp] = {}
         with contextlib.suppress(FileNotFoundError), self._opened(run) as folder:
-            found = {seq: stamp(folder, f"{names.sequence_name(seq)}/{COMMIT_FILE}") for seq in _sequence(folder)}
+            found = {
+                seq: stamp(folder, f"{names.sequence_name(seq)}/{COMMIT_FILE}") for seq in _sequence(folder, besides)
+            }
         return found
 
     def mark_stamps(self, run: str) -> dict[str, Stamp]:
@@ -350,8 +357,9 @@ class StoreReader:
     def _record_of(self, run: str, seq: int) -> CommitRecord | TombstoneRecord:
         names.check_run_name(run)
         try:
-            with self._opened(run) as checkpoints:
-                if seq in _sequence(checkpoints):
+            # a folder without a record is damaged, and one that is missing is no checkpoint; no list of them is needed
+            if names.is_sequence_number(seq):
+                with self._opened(run) as checkpoints, reader.opened_folder(checkpoints, names.sequence_name(seq)):
                     return self._commit_record(checkpoints, run, seq, self._run_id(run))
         except FileNotFoundError:
             self._run_folder(run)
@@ -401,9 +409,9 @@ def _read_index(folder: int, record: CommitRecord, path: Path) -> bytes:
     return data
 
 
-def _sequence(checkpoints: int) -> list[int]:
-    """Returns the commit numbers in a folder, in order; anything else in it is not simckpt's."""
-    found = _listed(checkpoints, "a run's checkpoints")
+def _sequence(checkpoints: int, besides: AbstractSet[str] = frozenset()) -> list[int]:
+    """Returns the commit numbers in a folder but for some, in order; anything else in it is not simckpt's."""
+    found = set(_listed(checkpoints, "a run's checkpoints")) - besides
     return sorted(int(name) for name in found if names.SEQUENCE.fullmatch(name) and int(name))
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from simckpt.errors import CheckpointNotFoundError, DamagedError, StorageError, StoreError
-from simckpt.storage import index, names, reader, records, sealed, work
-from simckpt.storage.records import CommitRecord
-from simckpt.storage.store_reader import COMMIT_FILE, Stamp, StoreReader, stamp
+from simckpt.storage import index, names, reader, work
+from simckpt.storage.records import TombstoneRecord
+from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE, Stamp, StoreReader, stamp
+
+_Identity = tuple[Stamp, int]
 
 
 class SegmentUse:
@@ -19,6 +21,8 @@ class SegmentUse:
     def __init__(self, store: StoreReader) -> None:
         self._store = store
         self._found: dict[str, dict[int, tuple[Stamp, frozenset[str] | None]]] = {}
+        # folders with a tombstone, which stays one: a run has far more of them than checkpoints, one more for each save
+        self._pruned: dict[str, tuple[_Identity, set[str]]] = {}
 
     def by_checkpoints(self) -> set[str] | None:
         """Returns the ids of the segments that checkpoints use; None if that cannot be known for all of them.
@@ -30,6 +34,7 @@ class SegmentUse:
         runs = _runs(self._store.path)
         for gone in self._found.keys() - runs:
             del self._found[gone]
+            self._pruned.pop(gone, None)
         for run in runs:
             for found in self._look_at(run).values():
                 if found is None:
@@ -38,19 +43,30 @@ class SegmentUse:
         return used
 
     def _look_at(self, run: str) -> dict[int, frozenset[str] | None]:
-        stamps, before = self._store.stamps(run), self._found.get(run, {})
+        pruned = self._pruned_in(run)
+        stamps, before = self._store.stamps(run, besides=pruned), self._found.get(run, {})
         fresh = [seq for seq, now in stamps.items() if seq not in before or before[seq][0] != now]
         found = {seq: entry for seq, entry in before.items() if seq in stamps}
         damaged: dict[int, StoreError] = {}
         for record in self._store.records(run, only=fresh, damaged=damaged) if fresh else []:
-            uses: frozenset[str] | None = frozenset()
-            if isinstance(record, CommitRecord) and record.segments:
-                uses = self._uses(run, record.seq)
-            found[record.seq] = stamps[record.seq], uses
+            if isinstance(record, TombstoneRecord):
+                found.pop(record.seq, None)
+                pruned.add(names.sequence_name(record.seq))
+            else:
+                found[record.seq] = stamps[record.seq], self._uses(run, record.seq) if record.segments else frozenset()
         result = {seq: uses for seq, (_, uses) in found.items()}
         # what may be readable again later is not kept
         self._found[run] = {seq: entry for seq, entry in found.items() if entry[1] is not None}
         return {**result, **dict.fromkeys(damaged, None)}
+
+    def _pruned_in(self, run: str) -> set[str]:
+        """Returns the names of the folders that hold a tombstone; none of a run that has taken another's place."""
+        identity: _Identity = (0, 0), 0
+        with contextlib.suppress(FileNotFoundError), reader.opened_folder(self._store.path, "runs", run) as folder:
+            identity = stamp(folder, RUN_FILE), stamp(folder, "checkpoints")[1]
+        if run not in self._pruned or self._pruned[run][0] != identity:
+            self._pruned[run] = identity, set()
+        return self._pruned[run][1]
 
     def note(self, run: str, seq: int, segments: Iterable[str]) -> None:
         """Takes note of what a checkpoint uses that was just committed, so that its index need not be read."""
@@ -77,7 +93,7 @@ class SegmentUse:
         """
         found: dict[str, index.SegmentRecord] = {}
         for run in sorted(_runs(self._store.path)):
-            for seq in reversed(self._store.stamps(run)):
+            for seq in reversed(self._store.stamps(run, besides=self._pruned_in(run))):
                 if wanted <= found.keys():
                     return found
                 with contextlib.suppress(StoreError):
@@ -87,22 +103,25 @@ class SegmentUse:
         return found
 
 
-def by_saves(root: Path) -> set[str] | None:
+def by_saves(root: Path, *, besides: Path | None = None) -> set[str] | None:
     """Returns the ids of the segments that saves in progress, of whatever process, have announced that they need.
 
     A record that is not whole yet belongs to a save that has not looked yet whether its segments are there. None if a
     record cannot be understood.
 
+    Args:
+        root: the store's folder.
+        besides: a work folder that is not asked, because its save has failed.
+
     Raises:
-        StorageError: the folder cannot be looked at for the moment.
+        StorageError: a folder or record cannot be looked at for the moment.
     """
     used: set[str] = set()
     for folder in work.folders(root / "tmp"):
-        path = folder / work.JOB_FILE
+        if folder == besides:
+            continue
         try:
-            job = sealed.unseal(
-                reader.read_small(folder, work.JOB_FILE, limit=records.RECORD_LIMIT, path=path), "job", path=path
-            )
+            job = work.read_job(folder)
             if job.text("job") == "save":
                 used.update(job.texts("uses"), job.texts("made"))
         except (FileNotFoundError, DamagedError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from simckpt.errors import SimckptError, StorageError
-from simckpt.storage import durable, processes
+from simckpt.storage import durable, processes, reader, records, sealed
 
 JOB_FILE = "job.json"  # in a work folder: what its maker has begun, for the sweep to undo or to end
 UNKNOWN_AGE = 86_400.0  # [s] after which work of a process that cannot be looked at from here counts as left over
@@ -52,20 +52,25 @@ class WorkFolders:
         """Removes left-over folders, and returns their names.
 
         What a living process made stays, as does for a day what a process made that cannot be looked at from here.
-        What cannot be finished or removed, in a store of several users perhaps, stays for a later sweep.
+        What cannot be finished or removed, in a store of several users perhaps, stays for a later sweep, and so does
+        everything if `tmp/` cannot be looked at for the moment.
 
         Args:
             finish: called with each folder before it is removed, to end what its maker had begun; may raise
                 StorageError.
         """
+        found: list[Path] = []
+        with contextlib.suppress(StorageError):
+            found = folders(self._root / "tmp")
         swept = []
-        for path in filter(self._is_left_over, folders(self._root / "tmp")):
+        for path in filter(self._is_left_over, found):
             with contextlib.suppress(StorageError):
-                self._take_away(path, finish)
+                self.take_away(path, finish)
                 swept.append(path.name)
         return swept
 
-    def _take_away(self, path: Path, finish: Callable[[Path], None]) -> None:
+    def take_away(self, path: Path, finish: Callable[[Path], None]) -> None:
+        """Removes one folder that nobody goes on with, as `sweep` does; raises StorageError if it has to stay."""
         # under another name at first: a child of the dead process may still be at work in it, and fails from now on
         taken = path.with_name(processes.this_process().token(secrets.token_hex(4)))
         with durable.translated(path):
@@ -90,9 +95,30 @@ class WorkFolders:
 
 
 def folders(path: Path) -> list[Path]:
-    """Returns the folders in a folder; none if it cannot be looked at."""
+    """Returns the folders in a folder; none if it is missing.
+
+    Raises:
+        StorageError: it cannot be looked at for the moment, which does not mean that there are none.
+    """
     try:
         with os.scandir(path) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise StorageError(f"{path} cannot be listed: {error.strerror}") from error
+
+
+def read_job(folder: Path) -> sealed.Fields:
+    """Returns what the maker of a work folder has begun.
+
+    Raises:
+        FileNotFoundError: it has not said, or the folder is gone.
+        DamagedError: the record is not whole, perhaps not yet.
+        FormatError: nor can it be understood.
+        StorageError: it cannot be read for the moment, which is not to be taken for any of these.
+    """
+    path = folder / JOB_FILE
+    with reader.opened_file(folder, JOB_FILE) as descriptor, durable.translated(path):
+        data = reader.read_whole(descriptor, limit=records.RECORD_LIMIT, path=path)
+    return sealed.unseal(data, "job", path=path)

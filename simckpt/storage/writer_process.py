@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ class WriterProcess:
         attributes: Mapping[str, Mapping[str, str]] | None = None,
     ) -> Prepared:
         """Does what `write_prepared` does, and raises what it raises.
+
+        What it raises it raises once nobody writes any longer, so that the caller may remove `job.folder`.
 
         Raises:
             StorageError: the process could not be started, or died; the next call starts another one.
@@ -215,10 +218,16 @@ def _answer(connection: Connection, request: _Request, slabs: AttachedSlabs, dis
         outcome = write_prepared(disk, request.job, components, request.attributes)
     except Exception as error:
         outcome = error
+    connection.send(_portable(outcome) if isinstance(outcome, Exception) else outcome)
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns an error as it is, if it comes out of a pipe again, or what it says: those of libraries may not."""
     try:
-        connection.send(outcome)
-    except (TypeError, AttributeError, ValueError):  # an exception of a library that does not cross a pipe
-        connection.send(SimckptError(f"{type(outcome).__name__}: {outcome}"))
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:
+        return SimckptError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _local(leaf: Any, slabs: AttachedSlabs) -> Leaf:

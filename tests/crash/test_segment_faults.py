@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import os
 import shutil
 import signal
 from dataclasses import replace
@@ -62,7 +63,7 @@ def template(tmp_path_factory) -> tuple[Path, Saver]:
 
 def fresh(template, path: Path) -> tuple[StoreFiles, Saver, FaultyDisk]:
     source, saver = template
-    shutil.copytree(source, path)
+    shutil.copytree(source, path, copy_function=os.link)  # no file of a store is ever changed in place
     disk = FaultyDisk()
     return StoreFiles.open(path, disk=disk), copy.copy(saver), disk
 

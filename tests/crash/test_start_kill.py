@@ -83,8 +83,7 @@ def test_a_program_killed_at_any_operation_of_its_first_start_can_be_started_aga
     assert set(restored) == ({0, 1} if fault is kill else {0})
 
 
-@pytest.mark.parametrize("number", ERRORS)
-def test_a_program_whose_first_start_failed_anywhere_starts_again_in_the_same_process(tmp_path, number):
+def test_a_program_whose_first_start_failed_anywhere_starts_again_in_the_same_process(tmp_path):
     """What a notebook does: the cell is run again."""
     calls = operations(tmp_path / "count")
     for at in range(1, len(calls) + 1):
@@ -92,7 +91,7 @@ def test_a_program_whose_first_start_failed_anywhere_starts_again_in_the_same_pr
 
         def fail_and_retry(path=path, at=at):
             disk = FaultyDisk()
-            disk.arm(fail_with(number), at=at)
+            disk.arm(fail_with(ERRORS[at % 2]), at=at)
             on(disk)
             with contextlib.suppress(StorageError), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of logs and prunes that failed

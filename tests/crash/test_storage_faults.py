@@ -43,8 +43,7 @@ def count(path, action) -> list[str]:
         return list(disk.calls)
 
 
-@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("sticky", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize(("number", "sticky"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["once", "for good"])
 def test_a_save_that_fails_anywhere_leaves_the_store_as_it_was(tmp_path, number, sticky):
     calls = count(tmp_path / "count", SAVE)
     assert {"pwrite", "allocate", "fsync", "close", "rename", "create"} <= set(calls)
@@ -74,8 +73,7 @@ def test_a_save_that_fails_anywhere_leaves_the_store_as_it_was(tmp_path, number,
     assert failures > len(calls) // 2
 
 
-@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("sticky", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize(("number", "sticky"), [(errno.EIO, False), (errno.ENOSPC, True)], ids=["once", "for good"])
 def test_a_prune_that_fails_anywhere_leaves_a_checkpoint_or_a_tombstone(tmp_path, number, sticky):
     for at in range(1, len(count(tmp_path / "count", PRUNE)) + 1):
         disk = FaultyDisk()
@@ -94,8 +92,7 @@ def test_a_prune_that_fails_anywhere_leaves_a_checkpoint_or_a_tombstone(tmp_path
             assert save(store, 3).seq == 3
 
 
-@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
-def test_what_a_failed_prune_left_is_freed_by_the_next_start(tmp_path, number):
+def test_what_a_failed_prune_left_is_freed_by_the_next_start(tmp_path):
     calls = count(tmp_path / "count", PRUNE)
     assert calls.count("unlink") > 2
     for at in range(1, len(calls) + 1):
@@ -107,7 +104,7 @@ def test_what_a_failed_prune_left_is_freed_by_the_next_start(tmp_path, number):
             with store.claim(RUN):
                 save(store, 1)
                 save(store, 2)
-                disk.arm(fail_with(number), at=at)
+                disk.arm(fail_with(errno.EIO), at=at)
                 attempt(lambda: PRUNE(store))
                 disk.arm()
                 save(store, 3)
@@ -139,8 +136,7 @@ def test_ctrl_c_anywhere_blocks_nothing_in_the_same_process(tmp_path, action, af
     assert seen == {(1, 2), tuple(after)}, "the rename is passed once before and once after"
 
 
-@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
-def test_creating_claiming_and_recording_fail_cleanly(tmp_path, number):
+def test_creating_claiming_and_recording_fail_cleanly(tmp_path):
     def start(path, disk) -> StoreFiles:
         store = new_store(path, disk=disk)
         with store.claim(RUN):
@@ -151,7 +147,7 @@ def test_creating_claiming_and_recording_fail_cleanly(tmp_path, number):
     start(tmp_path / "count", disk)
     for at in range(1, len(disk.calls) + 1):
         disk = FaultyDisk()
-        disk.arm(fail_with(number), at=at)
+        disk.arm(fail_with(ERRORS[at % 2]), at=at)
         attempt(lambda at=at, disk=disk: start(tmp_path / f"store-{at}", disk))
         store = StoreFiles.create(tmp_path / f"store-{at}")
         if store.runs() == []:

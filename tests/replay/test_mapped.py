@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from simckpt.errors import ConfigurationError, StorageFullError
+from simckpt.errors import ConfigurationError, StorageError, StorageFullError
 from simckpt.replay import ReplayBuffer, mapped
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
@@ -77,3 +77,51 @@ def test_a_full_disk_is_an_error_rather_than_a_signal(tmp_path, monkeypatch) -> 
     with pytest.raises(StorageFullError) as caught:
         make(tmp_path, capacity=10)
     assert caught.value.needed == 10 * (3 * 3 * 8 + 4 + 3)
+
+
+@pytest.mark.parametrize("column", range(7))
+def test_a_failure_at_any_column_leaves_no_file(tmp_path, monkeypatch, column: int) -> None:
+    real, calls = os.posix_fallocate, []
+
+    def refuse(*arguments: int) -> None:
+        calls.append(arguments)
+        if len(calls) > column:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*arguments)
+
+    monkeypatch.setattr(mapped.os, "posix_fallocate", refuse)
+    with pytest.raises(StorageFullError):
+        make(tmp_path)
+    assert len(calls) == column + 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_another_buffer_has_just_made_is_left_alone(tmp_path, monkeypatch) -> None:
+    real = os.posix_fallocate
+
+    def race(*arguments: int) -> None:
+        real(*arguments)
+        (tmp_path / "simckpt-replay.01.next_observations.npy").write_bytes(b"another's")
+
+    monkeypatch.setattr(mapped.os, "posix_fallocate", race)
+    with pytest.raises(StorageError):
+        make(tmp_path)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"another's"]
+
+
+@pytest.mark.parametrize("refusal", [None, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS])
+def test_where_room_cannot_be_reserved_it_is_written(tmp_path, monkeypatch, refusal: int | None) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(refusal, os.strerror(refusal))
+
+    if refusal is None:
+        monkeypatch.delattr(mapped.os, "posix_fallocate")
+    else:
+        monkeypatch.setattr(mapped.os, "posix_fallocate", refuse)
+    buffer = make(tmp_path, capacity=100_000)
+    (file,) = tmp_path.glob("*.next_observations.npy")
+    assert file.stat().st_blocks * 512 >= 100_000 * 3 * 8
+    add(buffer, 7)
+    there = np.load(file)
+    assert there.shape == (100_000, 1, 3)
+    assert there.sum() == 3 * 7.0

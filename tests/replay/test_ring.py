@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +18,7 @@ from simckpt.replay import ReplayBuffer
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (3,), np.float64)
 ACTIONS = gym.spaces.Box(-1, 1, (2,), np.float32)
+COLUMNS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "valid")
 
 
 def make(capacity=5, num_envs=2, observation_space=BOX, action_space=ACTIONS, seed=0):
@@ -148,6 +152,50 @@ def test_a_wrong_row_is_refused_and_leaves_the_buffer_as_it_was() -> None:
         assert buffer.observations[0, 0, 0] == 10.0
 
 
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(True, False, 0.0, np.True_, np.float32(0), np.zeros(()), [], [0.0], np.zeros(1), np.zeros((1, 1))),
+        *(np.zeros((1, 2)), np.zeros((2, 1)), np.zeros((1, 3)), np.zeros((2, 1, 3)), np.zeros((0, 2)), np.zeros(3)),
+        *([[0.0], [0.0, 0.0]], "text", object(), {}, [None, None]),
+    ],
+    ids=repr,
+)
+def test_what_has_not_the_shape_of_a_column_is_refused_for_every_column(name: str, wrong: object) -> None:
+    buffer = make(capacity=1)
+    add(buffer, 1)
+    before = {column: getattr(buffer, column).copy() for column in COLUMNS}
+    right = {
+        "observations": np.zeros((2, 3)),
+        "actions": np.zeros((2, 2)),
+        "rewards": np.zeros(2),
+        "terminated": [False] * 2,
+        "truncated": [False] * 2,
+        "next_observations": np.zeros((2, 3)),
+        "valid": [True] * 2,
+    }
+    shape = np.shape(right[name])
+    with pytest.raises(ConfigurationError) as caught:
+        buffer.add(**right | {name: wrong})
+    message = str(caught.value)
+    assert message.startswith(f"{name} of a row is")
+    assert str(shape) in message
+    with contextlib.suppress(ValueError):
+        assert f" {np.shape(wrong)}" in message
+    assert (len(buffer), buffer.added) == (1, 1)
+    for column, rows in before.items():
+        assert np.array_equal(getattr(buffer, column), rows)
+
+
+def test_valid_is_all_of_them_by_default_alone() -> None:
+    buffer = make(capacity=2)
+    row = [np.zeros((2, 3)), np.zeros((2, 2)), np.zeros(2), [False] * 2, [False] * 2, np.zeros((2, 3))]
+    buffer.add(*row)
+    buffer.add(*row, valid=[False, True])
+    assert buffer.valid.tolist() == [[True, True], [False, True]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -162,6 +210,47 @@ def test_a_wrong_row_is_refused_and_leaves_the_buffer_as_it_was() -> None:
 def test_arguments_that_make_no_buffer_are_refused(arguments, message) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make(**arguments)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_a_copy_goes_on_by_itself_and_samples_what_it_holds(duplicate) -> None:
+    buffer, undisturbed = make(capacity=3), make(capacity=3)
+    for number in range(2):
+        add(buffer, number)
+        add(undisturbed, number)
+    twin = duplicate(buffer)
+    for number in range(2, 5):
+        add(twin, number)
+    assert set(twin.sample(60).rewards.tolist()) == {20.5, 21.5, 30.5, 31.5, 40.5, 41.5}
+    assert buffer.rewards.tobytes() == undisturbed.rewards.tobytes()
+    assert buffer.sample(20).observations.tobytes() == undisturbed.sample(20).observations.tobytes()
+
+
+def test_a_mapped_buffer_refuses_to_be_copied(tmp_path) -> None:
+    buffer = ReplayBuffer(3, BOX, ACTIONS, seed=0, memory_map=tmp_path)
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="memory-mapped"):
+            duplicate(buffer)
+
+
+def test_empty_parts_of_a_space_are_columns_like_others() -> None:
+    space = gym.spaces.Dict(a=BOX, extra=gym.spaces.Box(-1, 1, (0,)), wide=gym.spaces.Box(-1, 1, (2, 0, 3)))
+    buffer = make(capacity=3, observation_space=space)
+    row = {"a": np.ones((2, 3)), "extra": np.zeros((2, 0)), "wide": np.zeros((2, 2, 0, 3))}
+    buffer.add(row, np.zeros((2, 2)), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), row)
+    sample = buffer.sample(4).observations
+    assert {name: part.shape for name, part in sample.items()} == {"a": (4, 3), "extra": (4, 0), "wide": (4, 2, 0, 3)}
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, None, "7", [1, 2]])
+def test_a_seed_that_is_none_is_refused(seed) -> None:
+    with pytest.raises(ConfigurationError, match="seed is a whole number"):
+        make(seed=seed)
+
+
+def test_more_rows_than_any_memory_has_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="need too much memory"):
+        make(capacity=10**17)
 
 
 def test_sampling_nothing_is_refused() -> None:

@@ -1,6 +1,5 @@
 """No checkpoint refers to more segments than its limit; what that costs; and what a damaged segment does to a merge."""
 
-import functools
 from dataclasses import replace
 
 import h5py
@@ -130,12 +129,14 @@ def test_a_damaged_segment_fails_the_merge_and_the_next_save_writes_its_rows_ane
     log.add(3)
     assert save_log(store, log, limit=5).record.seq == 5  # nothing is merged yet
     log.add(3)
-    prepare = functools.partial(preparing.write_prepared, store._disk, replace(store.prepare_job(RUN), limit=4))
-    with pytest.raises(DamagedError, match=piece.segment) as caught:
-        prepare(state(log))
+
+    def write(job, *arguments):
+        return preparing.write_prepared(store._disk, replace(job, limit=4), *arguments)
+
+    with pytest.raises(DamagedError, match=piece.segment):
+        store.prepare(RUN, state(log), elsewhere=write)
     assert before <= segment_files(store)
     assert list((store.path / "tmp").iterdir()) == []
-    store.note_damage(caught.value)
     assert store.missing_segments({piece.segment}) == {piece.segment}
     commit = save_log(store, log, limit=4)
     assert_holds(store, commit.record.seq, log)

@@ -12,7 +12,7 @@ import pytest
 from log_helpers import RUN, Log, assert_holds, save_log, segment_files, state
 from storage_helpers import checkpoint_folder, new_store, run_record, snapshot
 
-from simckpt.errors import ConfigurationError, ConflictError, SegmentMissingError, StorageError
+from simckpt.errors import ConfigurationError, ConflictError, SegmentMissingError, SegmentsKeptError, StorageError
 from simckpt.storage import CommitDraft, StoreFiles, names, preparing, processes, sealed
 from simckpt.storage.durable import Disk
 
@@ -93,7 +93,8 @@ def test_while_a_checkpoint_is_damaged_no_segment_is_freed(store, name):
     path.write_bytes(good[:-5])
     before = segment_files(store)
     restarted = StoreFiles.open(store.path)  # the process that made it knows it by heart
-    restarted.prune(RUN, 2, "test")
+    with pytest.raises(SegmentsKeptError, match="damaged"):
+        restarted.prune(RUN, 2, "test")
     assert segment_files(store) == before
     path.write_bytes(good)
     store.verify(RUN, 1)

@@ -1,0 +1,60 @@
+"""Checks of what users give to calls: steps and metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from simckpt.errors import ConfigurationError
+
+LARGEST_STEP = 2**63
+
+
+def checked_step(step: Any) -> int:
+    """Returns a step as an int; raises ConfigurationError if it is none."""
+    try:
+        whole = int(step)
+        fits = bool(whole == step) and not isinstance(step, bool | np.bool_) and 0 <= whole < LARGEST_STEP
+    # RuntimeError: a tensor of several elements
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        fits = False
+    if not fits:
+        message = f"a step is a whole number of at least 0 and below 2**63, got {_shown(step)}"
+        raise ConfigurationError(message, keys=["step"])
+    return whole
+
+
+def checked_metrics(metrics: Any, *, limit: int | None = None) -> dict[str, float]:
+    """Returns metrics as floats, without those that have no value yet.
+
+    Args:
+        metrics: {name: number or None}.
+        limit: of their size as JSON [bytes].
+
+    Raises:
+        ConfigurationError: they are no such mapping, or too many.
+    """
+    if not isinstance(metrics, Mapping):
+        raise ConfigurationError(f"metrics are a dict of numbers, got a {type(metrics).__name__}", keys=["metrics"])
+    checked = {}
+    for name, value in metrics.items():
+        if value is None:
+            continue
+        try:
+            checked[str(name)] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise ConfigurationError(f"metric {name!r} is no number: {_shown(value)}", keys=[str(name)]) from error
+    if limit is not None and (size := len(json.dumps(checked))) > limit:
+        message = f"{len(checked)} metrics take {size} bytes as JSON and may take {limit}: give fewer"
+        raise ConfigurationError(message, keys=list(checked))
+    return checked
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of too many digits"  # Python writes none of more than 4,300
