@@ -1,6 +1,7 @@
 """Settings that must be in place before any test module is imported."""
 
 import ctypes.util
+import multiprocessing
 import os
 
 import pytest
@@ -16,3 +17,9 @@ os.environ.setdefault("MUJOCO_GL", "egl" if ctypes.util.find_library("EGL") else
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogs of stores go to a folder of the tests' own, those of child processes as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def default_start_method() -> None:
+    """Undoes what torchrl does when it is imported: it makes `spawn` the way in which all processes are started."""
+    multiprocessing.set_start_method(None, force=True)

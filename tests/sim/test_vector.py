@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import gymnasium.envs.mujoco as mujoco_envs
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -374,7 +375,7 @@ def test_layout_of_envs_that_differ_is_per_env():
 
 def _hopper(index, tmp_path):
     """Returns a Hopper whose model has one more site for each index; observations and actions are the same."""
-    xml = Path(gym.envs.mujoco.__file__).parent / "assets" / "hopper.xml"
+    xml = Path(mujoco_envs.__file__).parent / "assets" / "hopper.xml"
     sites = "".join(f'<site name="mark{i}" pos="0 0 0.1"/>' for i in range(index))
     path = tmp_path / f"hopper{index}.xml"
     path.write_text(xml.read_text().replace("<worldbody>", f"<worldbody>{sites}"))
