@@ -160,7 +160,6 @@ def test_a_wrong_row_is_refused_and_leaves_the_buffer_as_it_was() -> None:
         *(np.zeros((1, 2)), np.zeros((2, 1)), np.zeros((1, 3)), np.zeros((2, 1, 3)), np.zeros((0, 2)), np.zeros(3)),
         *([[0.0], [0.0, 0.0]], "text", object(), {}, [None, None]),
     ],
-    ids=repr,
 )
 def test_what_has_not_the_shape_of_a_column_is_refused_for_every_column(name: str, wrong: object) -> None:
     buffer = make(capacity=1)
