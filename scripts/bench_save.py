@@ -221,9 +221,10 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where to write, on the disk to be measured; needs 35 GB at scale 1"
     )
+    parser.add_argument("--rounds", type=int, default=3, help="saves and restores of each large state")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, not what it costs")
     args = parser.parse_args()
-    plan = quick(args.scale) if args.quick else Plan(args.scale)
+    plan = quick(args.scale) if args.quick else Plan(args.scale, large_rounds=args.rounds, restores=args.rounds)
 
     # a save that fails would only be told by a warning, and be fast
     warnings.simplefilter("error", simckpt.SaveFailedWarning)
