@@ -58,6 +58,7 @@ class Plan:
         capacity, new_rows: of the replay buffer [rows].
         loop: of the training loop.
         saves: how many in a row.
+        few_peers: of the replay buffer's, only the one with a bar.
     """
 
     scale: float
@@ -68,6 +69,7 @@ class Plan:
     new_rows: int = 10_000
     loop: LoopPlan = field(default_factory=LoopPlan)
     saves: int = 1000
+    few_peers: bool = False
 
 
 def quick(scale: float) -> Plan:
@@ -182,7 +184,9 @@ def run_c(plan: Plan, home: Path) -> list[Bar]:
     subject = SAC(plan.capacity, plan.new_rows)
     describe("c", subject)
     own = [Simckpt, SimckptProcess, SimckptForeground, contenders.SimckptOwnBuffer]
-    peers = [contenders.SB3, contenders.TorchRLBuffer, contenders.TorchSave, contenders.DCPAsync]
+    peers = [contenders.SB3]
+    if not plan.few_peers:
+        peers += [contenders.TorchRLBuffer, contenders.TorchSave, contenders.DCPAsync]
     limits, shown = compare(
         subject, available([*own, *peers]), home, warmup=True, rounds=plan.large_rounds, restores=plan.restores
     )
@@ -221,10 +225,16 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where to write, on the disk to be measured; needs 35 GB at scale 1"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="saves and restores of each large state")
+    parser.add_argument("--rounds", type=int, default=3, help="saves of each large state")
+    parser.add_argument("--restores", type=int, default=3, help="restores of each large state")
+    parser.add_argument("--few-peers", action="store_true", help="(c): beside simckpt's, SB3 alone")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, not what it costs")
     args = parser.parse_args()
-    plan = quick(args.scale) if args.quick else Plan(args.scale, large_rounds=args.rounds, restores=args.rounds)
+    plan = (
+        quick(args.scale)
+        if args.quick
+        else Plan(args.scale, large_rounds=args.rounds, restores=args.restores, few_peers=args.few_peers)
+    )
 
     # a save that fails would only be told by a warning, and be fast
     warnings.simplefilter("error", simckpt.SaveFailedWarning)
