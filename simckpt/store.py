@@ -177,10 +177,6 @@ class Store:
             found += contents.checkpoints
         return found if where is None or wanted is None else _matching(where, wanted, found, damaged)
 
-    def protected(self, run: str) -> dict[str, str]:
-        """Returns {checkpoint id: reason} of what no policy may drop in a run; see `Run.protected`."""
-        return self.run(run).protected()
-
     def checkpoint(self, address: str) -> Checkpoint:
         """Returns a checkpoint by its id, or by `run`, `run@latest` or `run@<step>`.
 

@@ -356,8 +356,8 @@ def test_origins_of_other_runs_and_rollback_targets_are_protected(store: simckpt
     store.checkpoint(second).pin()
     expected = {first: "the origin of run 'cow'", second: "the target of a rollback; pinned"}
     assert run.protected() == expected
-    assert store.protected("ant") == expected
-    assert store.protected("bee") == {first: "the origin of run 'cow'"}
+    assert store.run("ant").protected() == expected
+    assert store.run("bee").protected() == {first: "the origin of run 'cow'"}
     assert all(verdict.keep for verdict in run.prune(KeepLast(1)))
 
 
