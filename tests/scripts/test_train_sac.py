@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
@@ -264,12 +265,23 @@ def test_evaluation_equals_an_episode_stepped_by_hand_and_can_be_cut_off() -> No
 SLOW = dataclasses.replace(SMALL, env_id="HalfCheetah-v5", learning_starts=70, eval_episodes=10, eval_every=60)
 
 
-def start(store: Path, run: str) -> subprocess.Popen[str]:
-    values = {**dataclasses.asdict(SLOW), "store": store, "run": run}
-    flags = [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    # a thread pool's size decides the order of sums: the same as in this process
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, str(SCRIPT), *flags], stdout=subprocess.PIPE, text=True, env=environment)
+@pytest.fixture
+def start():
+    """Starts the script; what a failed test leaves running is killed, so that it disturbs no other test."""
+    with contextlib.ExitStack() as started:
+
+        def start(store: Path, run: str) -> subprocess.Popen[str]:
+            values = {**dataclasses.asdict(SLOW), "store": store, "run": run}
+            flags = [part for name, value in values.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+            # a thread pool's size decides the order of sums: the same as in this process
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, str(SCRIPT), *flags]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            started.enter_context(process)
+            started.callback(process.kill)
+            return process
+
+        yield start
 
 
 def end_at_evaluation(process: subprocess.Popen[str], step: int, number: signal.Signals) -> int:
@@ -277,11 +289,10 @@ def end_at_evaluation(process: subprocess.Popen[str], step: int, number: signal.
     for line in process.stdout:
         if line.startswith(f"evaluating at step={step}"):
             process.send_signal(number)
-    process.stdout.close()
     return process.wait()
 
 
-def test_a_run_that_was_killed_and_asked_to_end_in_evaluations_equals_the_undisturbed_one(tmp_path) -> None:
+def test_a_run_that_was_killed_and_asked_to_end_in_evaluations_equals_the_undisturbed_one(tmp_path, start) -> None:
     assert end_at_evaluation(start(tmp_path, "run"), 60, signal.SIGKILL) == -signal.SIGKILL
     run = simckpt.Store(tmp_path).run("run")
     # the save of step 40 goes on in the background
