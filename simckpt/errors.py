@@ -7,6 +7,9 @@
     │   └── StateMismatchError       (ValueError)  other keys, shapes, dtypes, classes or models than the checkpoint's
     ├── HalfRestoredError          a restore failed and could not be undone: build these components anew
     ├── ConfigurationError         (ValueError)    hyperparameters or arguments that contradict the run
+    ├── OverrideNotAppliedError    (ValueError)    a hyperparameter of a branch or a rollback is not in force
+    ├── RolledBack                 the run went back: leave the loop and enter training again
+    ├── RollbackLimitError         the policy wants to go back once more often than it may
     ├── QueryError                 (ValueError)    a text of `find --where` that has no meaning
     └── StoreError                 the files
         ├── InvalidNameError         (ValueError)  a run name that cannot be a folder
@@ -123,6 +126,63 @@ class ConfigurationError(SimckptError, ValueError):
     def __init__(self, message: str, *, keys: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.keys = tuple(keys)
+
+
+class OverrideNotAppliedError(SimckptError, ValueError):
+    """A hyperparameter that a branch or a rollback changes is not in force, although the state was restored.
+
+    Attributes:
+        key: the hyperparameter.
+        wanted: the value that should be in force.
+        found: what is, or None where nothing is known to hold it.
+    """
+
+    def __init__(self, message: str, *, key: str, wanted: object = None, found: object = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.wanted = wanted
+        self.found = found
+
+
+class RolledBack(SimckptError):
+    """The run has gone back to an earlier checkpoint; whatever the loop holds in its own variables is stale.
+
+    The commit of the rollback is in the store and the run is closed: entering training again restores it.
+    `simckpt.supervise` does that.
+
+    Attributes:
+        run: the run's name.
+        step: where it was decided [env steps].
+        target_step: where the run goes on from [env steps].
+        level: of escalation, from 1 on.
+        reason: why.
+    """
+
+    def __init__(self, message: str, *, run: str, step: int, target_step: int, level: int, reason: str) -> None:
+        super().__init__(message)
+        self.run = run
+        self.step = step
+        self.target_step = target_step
+        self.level = level
+        self.reason = reason
+
+
+class RollbackLimitError(SimckptError):
+    """Training has gone wrong again, and the policy allows no further rollback; the run was closed as it was.
+
+    Attributes:
+        run: the run's name.
+        step: where it was decided [env steps].
+        rollbacks: how many there were.
+        reason: why the run would have gone back.
+    """
+
+    def __init__(self, message: str, *, run: str, step: int, rollbacks: int, reason: str) -> None:
+        super().__init__(message)
+        self.run = run
+        self.step = step
+        self.rollbacks = rollbacks
+        self.reason = reason
 
 
 class QueryError(SimckptError, ValueError):

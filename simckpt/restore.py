@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,21 @@ class BoundComponent:
     name: str
     handle: state.Handle
     order: int
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """What is to differ between a saved state and the live objects it goes into: of a branch, or of a rollback.
+
+    Attributes:
+        seed: a text from which all random streams are derived anew, each by its place; None leaves them as saved.
+        untouched: components, or `component/variable` of a `LoopState`, that stay as the program has them.
+        then: called once all is restored, to set hyperparameters; if it raises, everything is put back.
+    """
+
+    seed: str | None = None
+    untouched: frozenset[str] = frozenset()
+    then: Callable[[], None] | None = None
 
 
 def bind(components: Mapping[str, Any]) -> dict[str, BoundComponent]:

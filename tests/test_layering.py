@@ -30,8 +30,8 @@ LAYERS = [
         "catalog",
         "query",
     },
-    {"checkpointer", "background", "decisions", "signals"},
-    {"cli", "testing"},
+    {"checkpointer", "background", "decisions", "signals", "rollback", "branching"},
+    {"cli", "plots", "testing"},
     {"__main__"},
 ]
 SEPARATE = [
@@ -47,8 +47,8 @@ SEPARATE = [
     ("storage", "replay"),
     ("sim", "replay"),
 ]
-# the one door upward: users call run.checkpointer(...), and the checkpointer needs the run
-UPWARD = {("run", "checkpointer")}
+# the doors upward: users call run.checkpointer(...), checkpoint.branch(...), store.graph(), which need the run
+UPWARD = {("run", "checkpointer"), ("run", "branching"), ("store", "branching"), ("checkpoint", "branching")}
 DOORS = {
     "h5py": {"storage"},
     "xxhash": {"storage"},
@@ -60,7 +60,11 @@ DOORS = {
     "sqlite3": {"catalog"},
     "pickle": {"sim"},
     "typer": {"cli"},
-    "rich": {"cli"},
+    "rich": {"cli", "branching"},
+    "scipy": {"policies"},
+    "plotly": {"plots"},
+    "ray": {"branching"},
+    "submitit": {"branching"},
 }
 
 

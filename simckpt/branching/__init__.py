@@ -1,0 +1,1 @@
+"""Branches of runs: hyperparameters of a branch, lineage, fan-out over machines, population-based training."""
