@@ -33,7 +33,8 @@ _FIELDS: Mapping[int, tuple[str, ...]] = {
     kind: tuple(each.name for each in dataclasses.fields(record))
     for kind, record in ((_TOMBSTONE, TombstoneRecord), (_COMMIT, CommitRecord))
 }
-_FILES, _ROLLBACK = (_FIELDS[_COMMIT].index(name) for name in ("files", "rollback"))
+_FILES = _FIELDS[_COMMIT].index("files")
+_ROLLBACK = {kind: names.index("rollback") for kind, names in _FIELDS.items()}
 # another version of simckpt, whose records have other fields, builds its catalog anew
 _SCHEMA = json.dumps([*_FIELDS.values(), *(each.name for each in dataclasses.fields(FileRecord))])
 _TABLES = """
@@ -254,13 +255,13 @@ def _body(record: Record) -> tuple[int, str]:
     values: list[Any] = [getattr(record, name) for name in _FIELDS[kind]]
     if kind == _COMMIT:
         values[_FILES] = [dataclasses.astuple(file) for file in values[_FILES]]
-        values[_ROLLBACK] = sealed.to_json(values[_ROLLBACK])
+    values[_ROLLBACK[kind]] = sealed.to_json(values[_ROLLBACK[kind]])
     return kind, json.dumps(values)
 
 
 def _record(kind: int, values: list[Any]) -> Record:
+    values[_ROLLBACK[kind]] = sealed.from_json(values[_ROLLBACK[kind]])
     if kind == _TOMBSTONE:
         return TombstoneRecord(*values)
     values[_FILES] = tuple([FileRecord(*file) for file in values[_FILES]])
-    values[_ROLLBACK] = sealed.from_json(values[_ROLLBACK])
     return CommitRecord(*values)

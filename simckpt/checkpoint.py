@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from simckpt import provenance, state
+from simckpt import presentation, provenance, state
 from simckpt.arguments import checked_metrics
 from simckpt.errors import LeafNotFoundError, VersionWarning
 from simckpt.policies import CheckpointFacts
-from simckpt.restore import BoundComponent, apply, bind
+from simckpt.restore import Adjustment, BoundComponent, apply, bind
 from simckpt.storage.marks import UNMARKED
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
+    from simckpt.run import Run
     from simckpt.storage import CommitRecord, LeafRecord, Marks, StartRecord, StoreFiles
+    from simckpt.store import Store
 
 
 class Checkpoint:
@@ -29,7 +33,8 @@ class Checkpoint:
         step: the step of the training loop at the save [env steps].
         parent: the id of the checkpoint before it, or None.
         start: the id of the record of the start that saved it, or None in a store of format 0.1.
-        kind: "save", or "exception" for a post-mortem of a loop that an exception ended.
+        kind: "save"; "rollback" for what training went back to, see `rollback`; "import" for a copy from elsewhere; or
+            "exception" for a post-mortem of a loop that an exception ended.
         created: UTC time of the commit [s since 1970].
 
     Tags, the pin and later metrics are read when first asked for and then kept in this object; what another process
@@ -60,11 +65,19 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"<Checkpoint {self.id[:12]} of {self.run!r} at step {self.step:,}>"
 
+    def _repr_html_(self) -> str:
+        return presentation.html_checkpoint(self)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Checkpoint) and self.id == other.id
 
     def __hash__(self) -> int:
         return hash(self.id)
+
+    @property
+    def files(self) -> StoreFiles:
+        """The files of its store, for the parts of simckpt that work on them."""
+        return self._files
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -130,6 +143,11 @@ class Checkpoint:
         """
         self._files.add_metrics(self.run, self.seq, checked_metrics(metrics))
         self._own_marks = self._files.marks_of(self.run, self.id)
+
+    @property
+    def rollback(self) -> Mapping[str, Any] | None:
+        """Of a checkpoint of kind "rollback": what was abandoned, the level, the changes and the reason; else None."""
+        return None if self._record.rollback is None else MappingProxyType(dict(self._record.rollback))
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -241,6 +259,57 @@ class Checkpoint:
             f"checkpoint {self.id} has no leaf {path!r}{nearest(path, [*leaves, *self.components()])}"
         )
 
+    def branch(
+        self,
+        name: str,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        rng: str = "continue",
+        store: Store | None = None,
+        experiment: str | None = None,
+    ) -> Run:
+        """Returns a new run, to read, that starts from this checkpoint, in constant time: nothing is copied.
+
+        The training script that made this checkpoint runs the branch, with the same command line and the new run's
+        name. From now on the checkpoint is protected from pruning. A post-mortem and an abandoned checkpoint can be
+        branched from like any other.
+
+        Args:
+            name: of the new run: letters, digits, dots, underscores and hyphens, at most 100.
+            overrides: {hyperparameter: value}, of those in force here and of the same types; a list may be longer or
+                shorter, and where it is None here any type will do.
+            rng: "continue": the random streams go on as saved, so that the branch equals this run until an override
+                acts; "reseed": all are derived anew from this checkpoint's id and the name, the same each time.
+            store: another store, in which the branch begins; this checkpoint is imported there first.
+            experiment: an id of your own that groups runs; that of this checkpoint by default.
+
+        Raises:
+            ConfigurationError: overrides of unknown keys or of wrong types, all of them; or another `rng`.
+            InvalidNameError: the name cannot be a folder.
+            ConflictError: a run of that name exists, or this checkpoint is being pruned.
+            CheckpointNotFoundError: it has been pruned.
+            StorageError: the disk refused; there is no such run then.
+        """
+        from simckpt.branching.branch import branch
+
+        files = self._files if store is None else store.made()
+        return branch(self, name, overrides or {}, rng=rng, files=files, experiment=experiment)
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Returns the path of a new file that holds this checkpoint by itself, rows of replay buffers included.
+
+        HDF5 that any viewer opens; `Store.import_checkpoint` takes it. Every byte is verified on the way, and the whole
+        checkpoint is held in memory.
+
+        Raises:
+            ConflictError: the path exists; nothing is replaced.
+            DamagedError: the checkpoint's files are damaged; nothing was written.
+            StorageError: the disk refused; there is no such file then.
+        """
+        target = Path(path).expanduser()
+        self._files.export(self.run, self.seq, target, metrics=self.metrics)
+        return target
+
     def restore(self, components: Mapping[str, Any]) -> None:
         """Puts the saved states into the live objects, in place: all of them or none.
 
@@ -263,16 +332,22 @@ class Checkpoint:
         """
         self.restore_bound(bind(components))
 
-    def restore_bound(self, bound: Mapping[str, BoundComponent]) -> None:
-        """Does what `restore` does, for components that are bound already."""
+    def restore_bound(self, bound: Mapping[str, BoundComponent], adjustment: Adjustment | None = None) -> None:
+        """Does what `restore` does, for components that are bound already; `adjustment` says what is to differ.
+
+        Raises:
+            ConfigurationError: the adjustment names what there is not; nothing was touched.
+        """
         available = set(self.components())
-        saved = self.read([name for name in bound if name in available])
+        untouched = frozenset() if adjustment is None else adjustment.untouched
+        saved = self.read([name for name in bound if name in available and name not in untouched])
         differences = provenance.version_differences(self.versions, provenance.versions())
         if differences:
             # before anything changes: a program may turn warnings into errors
             message = f"checkpoint {self.id} was saved elsewhere, and going on from it may not be bit-exact: "
             warnings.warn(message + "; ".join(differences), VersionWarning, stacklevel=3)
-        apply(bound, saved, source=f"checkpoint {self.id} (run {self.run!r}, step {self.step})")
+        source = f"checkpoint {self.id} (run {self.run!r}, step {self.step})"
+        apply(bound, saved, source=source, adjustment=adjustment)
 
 
 def _dig(values: Any, path: str) -> Any:

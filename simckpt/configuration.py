@@ -6,7 +6,7 @@ import argparse
 import copy
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar, cast
 
 from simckpt.errors import ConfigurationError
@@ -69,11 +69,24 @@ def in_force(
     defaults: Mapping[str, Any],
     free: Iterable[str],
     run: str,
+    changed: Collection[str] = (),
+    formerly: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns the hyperparameters in force when a run is started again.
 
-    A key of `free` takes the given value. Any other key keeps the run's value, unless the given value is neither that
-    nor the default: such a wish cannot be granted inside the run. A key the run has never seen takes the given value.
+    A key of `free` takes the given value. Any other key keeps the run's value, unless the given value is a wish: such a
+    wish cannot be granted inside the run. A value is no wish if it is the run's own, the default, or one that an
+    unchanged command line gives: what the key was before a branch or a rollback changed it. A key of `free` that was
+    changed takes the given value if that is a wish. A key the run has never seen takes the given value.
+
+    Args:
+        saved: the run's values.
+        given: by the program.
+        defaults: as far as they are known.
+        free: keys that may differ between starts.
+        run: its name, for messages.
+        changed: keys that a branch or a rollback has set.
+        formerly: the values of the run before that, and of those that it descends from.
 
     Raises:
         ConfigurationError: the wishes that contradict the run, all of them.
@@ -81,12 +94,18 @@ def in_force(
     allowed = set(free)
     merged, conflicts = dict(saved), []
     for key, value in given.items():
-        if key in allowed or key not in saved or _same(saved[key], value):
+        former = [values[key] for values in (defaults, *formerly) if key in values]
+        is_wish = not any(_same(other, value) for other in former)
+        if key not in saved or _same(saved[key], value) or (key in allowed and (is_wish or key not in changed)):
             merged[key] = value
-        elif key not in defaults or not _same(defaults[key], value):
+        elif is_wish:
             conflicts.append(key)
     if conflicts:
-        wishes = "\n  ".join(f"{key}: the run has {saved[key]!r}, given {given[key]!r}" for key in conflicts)
+        wishes = "\n  ".join(
+            f"{key}: the run has {saved[key]!r}{' by its branch or a rollback' if key in changed else ''}, "
+            f"given {given[key]!r}"
+            for key in conflicts
+        )
         raise ConfigurationError(
             f"run {run!r} was started with other hyperparameters:\n  {wishes}\n"
             "A run keeps its hyperparameters. Leave these out to go on with the run's own, choose another run name "

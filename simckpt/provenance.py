@@ -92,6 +92,18 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     }
 
 
+def git_commit(folder: Path) -> dict[str, Any] | None:
+    """Returns {"commit": hash, "dirty": bool} of the working tree that holds `folder`, or None outside of one.
+
+    What `git_state` says of the two, without looking at what has changed, so that a hundred branches cost no diffs.
+    """
+    found = _git(folder, "describe", "--always", "--dirty", "--abbrev=64", "--exclude=*")
+    if found is None:
+        return None
+    commit, dirty, _ = found.strip().partition("-dirty")
+    return {"commit": commit, "dirty": bool(dirty)}
+
+
 def _diff(root: Path) -> tuple[str, bool, list[str], bool]:
     """Returns what `bounded_diff` does, and whether git failed, was stopped, or is not there."""
     options = ["--no-renames", "--no-ext-diff", "--no-textconv", "--no-color", "--src-prefix=a/", "--dst-prefix=b/"]

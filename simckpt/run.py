@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from simckpt import configuration, provenance
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, SegmentsKeptError, StoreError, UpkeepWarning
-from simckpt.policies import KeepPolicy, SavePolicy, Verdict, retain
+from simckpt.policies import KeepPolicy, RollbackPolicy, SavePolicy, Verdict, retain
 from simckpt.policies.arguments import check_mode
-from simckpt.storage import CommitRecord, RunRecord, StartRecord, StoreFiles, TombstoneRecord
+from simckpt.storage import BranchRecord, CommitRecord, RunRecord, StartRecord, StoreFiles, TombstoneRecord
 
 if TYPE_CHECKING:
+    from simckpt.branching.hyperparameters import Hyperparameters
+    from simckpt.branching.lineage import Graph
     from simckpt.checkpointer import Checkpointer
     from simckpt.storage import Claim
 
@@ -45,10 +47,9 @@ class Run:
         self._claim = claim
         self._git = git
         self._experiment = experiment or self.record.experiment
-        self._in_force: Mapping[str, Any] = self.record.hyperparameters
+        self._in_force: Mapping[str, Any] | None = None
         self._start: str | None = None
         self._lineage: dict[int, str | None] = {}  # commit number -> target, if that commit was a rollback
-        self._origins: dict[str, str | None] = {}  # run of the store -> its origin
 
     def __repr__(self) -> str:
         access = "to write" if self._claim is not None else "to read"
@@ -97,8 +98,29 @@ class Run:
 
     @property
     def hyperparameters(self) -> Mapping[str, Any]:
-        """The hyperparameters it was first started with."""
+        """The hyperparameters it was first started with; of a branch, its origin's with the overrides."""
         return MappingProxyType(dict(self.record.hyperparameters))
+
+    @property
+    def branch(self) -> BranchRecord | None:
+        """Where it left its origin, and what was changed there; None for a run that is no branch."""
+        return self.record.branch
+
+    @property
+    def overrides(self) -> Mapping[str, Any]:
+        """The hyperparameters that its branching changed; empty for a run that is no branch."""
+        return MappingProxyType(dict(self.record.branch.overrides if self.record.branch else {}))
+
+    def origin(self) -> Checkpoint | None:
+        """Returns the checkpoint that it was branched from, or None if it is no branch.
+
+        Raises:
+            CheckpointNotFoundError: the origin has been pruned or removed.
+            DamagedError, FormatError: its record cannot be trusted.
+        """
+        from simckpt.branching.origin import origin_of
+
+        return origin_of(self._files, self.record)
 
     def configure(
         self, args: Arguments, *, free: Iterable[str] = (), defaults: Mapping[str, Any] | None = None
@@ -108,7 +130,8 @@ class Run:
         The first start keeps `args` with the run. Later starts get the run's own values back: they win over defaults,
         while an explicit value that contradicts them is an error, once there is a checkpoint. A value counts as
         explicit when it differs from its default; defaults are a dataclass's own, or given. A default typed out on
-        the command line is not told apart.
+        the command line is not told apart. What a branch or a rollback has changed wins over the value that an
+        unchanged command line gives, of a key in `free` too.
 
         Args:
             args: a dataclass instance, an `argparse.Namespace` or a dict, with values that JSON can hold.
@@ -119,6 +142,8 @@ class Run:
         Raises:
             ConfigurationError: values that contradict the run, all of them; or values that JSON cannot hold.
         """
+        from simckpt.branching.origin import changed_by_rollbacks, formerly
+
         claim = self._require_claim()
         given = configuration.values_of(args)
         known = configuration.defaults_of(args)
@@ -126,9 +151,17 @@ class Run:
         if isinstance(free, str):
             raise ConfigurationError(f"free is a set of keys such as {{{free!r}}}, got a string", keys=["free"])
         # before the first commit nothing depends on the hyperparameters yet, so that a wish cannot contradict anything
-        committed = bool(self._files.sequence(self.name))
-        allowed = set(free) if committed else set(free) | _wished(given, known)
-        merged = configuration.in_force(self.record.hyperparameters, given, defaults=known, free=allowed, run=self.name)
+        committed = bool(self._files.sequence(self.name)) or self.record.origin is not None
+        by_rollbacks = changed_by_rollbacks(self._files, self.name)
+        merged = configuration.in_force(
+            {**self.record.hyperparameters, **by_rollbacks},
+            given,
+            defaults=known,
+            free=set(free) if committed else set(free) | _wished(given, known),
+            run=self.name,
+            changed={*self.overrides, *by_rollbacks},
+            formerly=formerly(self._files, self.record),
+        )
         self._in_force, self._start = merged, None
         self.log("configured", hyperparameters=merged)
         if not committed:
@@ -136,6 +169,19 @@ class Run:
             self.record = replace(self.record, hyperparameters=merged)
             self._files.write_run(self.name, self.record)
         return configuration.with_values(args, merged)
+
+    def lineage(self) -> Graph:
+        """Returns the runs that lead to this one, from the first ancestor on; `print` it to see them as a tree.
+
+        Raises:
+            DamagedError, FormatError: this run's record cannot be trusted.
+        """
+        from simckpt.branching.lineage import lineage
+
+        return lineage(self._files, self.name)
+
+    def _repr_html_(self) -> str:
+        return self.lineage()._repr_html_()
 
     def start_id(self) -> str:
         """Returns the id of the record of this start: the hyperparameters in force, git, versions, host and device.
@@ -151,7 +197,7 @@ class Run:
         if self._start is None:
             record = StartRecord(
                 created=time.time(),
-                hyperparameters=dict(self._in_force),
+                hyperparameters=dict(self.hyperparameters_in_force),
                 experiment=self._experiment,
                 git=self._git,
                 versions=provenance.versions(),
@@ -160,6 +206,27 @@ class Run:
             )
             self._start = self._files.write_start(self.name, record)
         return self._start
+
+    @property
+    def hyperparameters_in_force(self) -> Mapping[str, Any]:
+        """Those that `configure` returned; before that, the run's own with what rollbacks have changed."""
+        from simckpt.branching.origin import changed_by_rollbacks
+
+        if self._in_force is None:
+            self._in_force = {**self.record.hyperparameters, **changed_by_rollbacks(self._files, self.name)}
+        return MappingProxyType(dict(self._in_force))
+
+    def change_hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Takes over values that a rollback changes: they are in force from now on, and `start_id` is another one.
+
+        What makes them last is a commit of kind "rollback" that names them and this start.
+
+        Raises:
+            ConfigurationError: the run was opened to read, or values that JSON cannot hold.
+        """
+        self._require_claim()
+        changed = {key: configuration.plain(key, value) for key, value in values.items()}
+        self._in_force, self._start = {**self.hyperparameters_in_force, **changed}, None
 
     def _require_claim(self) -> Claim:
         if self._claim is None:
@@ -256,16 +323,13 @@ class Run:
         new = set(self._files.sequence(self.name)) - self._lineage.keys()
         for record in self._files.records(self.name, damaged={}, only=new):
             self._lineage[record.seq] = record.parent if record.kind == "rollback" else None
-        for name in set(self._files.runs()) - self._origins.keys():
-            self._origins[name] = self._files.read_run(name).origin
         reasons: dict[str, list[str]] = {}
         if self.writer is not None and self.writer.restored_from is not None:
             reasons[self.writer.restored_from] = ["restored from"]
         for target in filter(None, self._lineage.values()):
             reasons.setdefault(target, ["the target of a rollback"])
-        for name, origin in self._origins.items():
-            if origin is not None:
-                reasons.setdefault(origin, []).append(f"the origin of run {name!r}")
+        for name, origin in self._files.origins().items():
+            reasons.setdefault(origin, []).append(f"the origin of run {name!r}")
         # a pin is there whatever has happened to the metrics beside it
         for checkpoint, marks in self._files.marks(self.name, damaged={}).items():
             if marks.pinned:
@@ -314,6 +378,9 @@ class Run:
         keep: KeepPolicy | None = None,
         background: str | None = "thread",
         when_busy: str = "wait",
+        hyperparameters: Hyperparameters | None = None,
+        rollback: RollbackPolicy | None = None,
+        in_place: bool = False,
     ) -> Checkpointer:
         """Returns the checkpointer for the training loop. One made earlier refuses to write from now on.
 
@@ -329,10 +396,15 @@ class Run:
                 where Python code in a thread would slow training down (Linux); None writes before `step` returns.
             when_busy: what becomes of a save that is due while one is in flight: "wait" for that one; "skip" it; or
                 "coalesce", so that it is made at the first `step` after that one.
+            hyperparameters: a `simckpt.Hyperparameters`: what holds those that branches and rollbacks may change.
+            rollback: when to go back to an earlier checkpoint, such as `simckpt.RollbackPolicy("eval/return")`.
+            in_place: whether the loop goes on after a rollback, instead of being left by `RolledBack`. For loops that
+                keep everything in components, the step they are at included.
 
         Raises:
             UnsupportedStateError: a component cannot be captured exactly, by name.
             ConfigurationError: the run was opened to read, or arguments that make no sense.
+            OverrideNotAppliedError: nothing says what holds a hyperparameter that `rollback` changes.
         """
         from simckpt.checkpointer import Checkpointer
 
@@ -348,6 +420,9 @@ class Run:
             keep=keep,
             background=background,
             when_busy=when_busy,
+            hyperparameters=hyperparameters,
+            rollback=rollback,
+            in_place=in_place,
         )
         # the one made last writes: two would each go on from where the other was not
         self.writer = made
@@ -373,3 +448,20 @@ def ancestry(records: list[CommitRecord | TombstoneRecord]) -> list[CommitRecord
         line.append(current)
         current = by_id.get(current.parent) if current.parent is not None else None
     return line[::-1]
+
+
+def abandoned_ids(records: list[CommitRecord | TombstoneRecord], *, origin: str | None) -> frozenset[str]:
+    """Returns the ids of what a rollback left behind: off the line of the head, and no post-mortem.
+
+    A line that ends at a damaged record says nothing of what was committed before its own first commit.
+
+    Args:
+        records: of one run, in the order of commits.
+        origin: id of the checkpoint that the run started from, or None.
+    """
+    line = ancestry(records)
+    on_line = {record.id for record in line}
+    known_from = line[0].seq if line and line[0].parent not in (None, origin) else 0
+    return frozenset(
+        record.id for record in records if record.id not in on_line and may_be_head(record) and record.seq > known_from
+    )

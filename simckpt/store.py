@@ -12,15 +12,18 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simckpt import provenance, query
 from simckpt.catalog import Catalog, Contents
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConflictError, NotAStoreError, StoreError
-from simckpt.run import Run, ancestry
+from simckpt.run import Run, abandoned_ids, ancestry
 from simckpt.storage import CommitRecord, RunRecord, StoreFiles
 from simckpt.suggest import nearest
+
+if TYPE_CHECKING:
+    from simckpt.branching.lineage import Graph
 
 MIN_ID_PREFIX = 6  # hex digits; shorter ones are too easily a step or a typing error
 
@@ -64,6 +67,12 @@ class Store:
             raise NotAStoreError(f"{self.path} is not a store yet: the first Store.start(name) makes it")
         return self._files
 
+    def made(self) -> StoreFiles:
+        """Returns `files` of a store that is made now if there is none; raises StorageError if the disk refuses."""
+        if self._files is None:
+            self._files = StoreFiles.create(self.path)
+        return self._files
+
     @property
     def id(self) -> str:
         """The store's random id, 32 hex digits."""
@@ -82,16 +91,15 @@ class Store:
             InvalidNameError: the name cannot be a folder.
             RunLockedError: another process is writing this run.
         """
-        if self._files is None:
-            self._files = StoreFiles.create(self.path)
+        files = self.made()
         # now, for the files may be edited while the run trains
         git = provenance.git_state(Path.cwd())
         commit = None if git is None else {"commit": git["commit"], "dirty": git["dirty"]}
-        if name not in self._files.runs():
-            self._create(self._files, name, experiment, commit)
-        claim = self._files.claim(name)
+        if name not in files.runs():
+            self._create(files, name, experiment, commit)
+        claim = files.claim(name)
         try:
-            run = Run(self._files, name, claim=claim, git=git, experiment=experiment)
+            run = Run(files, name, claim=claim, git=git, experiment=experiment)
             run.log("started", git=commit, versions=dict(provenance.versions()))
         except BaseException:
             claim.release()
@@ -123,6 +131,18 @@ class Store:
     def runs(self) -> list[Run]:
         """Returns every run, to read, in the order of their creation."""
         return sorted((Run(self.files, name) for name in self.files.runs()), key=lambda run: (run.created, run.name))
+
+    def graph(self) -> Graph:
+        """Returns the tree of all runs: branches, overrides, steps, metrics, bytes added, rollbacks.
+
+        What is damaged is told in it and hides nothing else.
+        """
+        from simckpt.branching.lineage import graph
+
+        return graph(self.files)
+
+    def _repr_html_(self) -> str:
+        return repr(self) if self._files is None else self.graph()._repr_html_()
 
     def contents(self, *, abandoned: bool = True) -> list[RunContents]:
         """Returns what each run holds, in the order of creation; runs whose record is damaged come last.
@@ -176,6 +196,28 @@ class Store:
                 damaged[contents.name, seq] = error
             found += contents.checkpoints
         return found if where is None or wanted is None else _matching(where, wanted, found, damaged)
+
+    def import_checkpoint(self, source: Checkpoint | str | os.PathLike[str], *, run: str | None = None) -> Checkpoint:
+        """Returns the copy of a checkpoint of another store, as the first of a run of its own; made unless it is there.
+
+        Every byte is verified on the way. Hyperparameters, metrics, versions and host are kept, and the run's record
+        says where it came from; the copy has an id of its own and no parent. A checkpoint of this store is returned as
+        it is. It is held in memory while it is copied. A kill may leave the run without its checkpoint: the next import
+        of the same one goes on there.
+
+        Args:
+            source: a checkpoint, or the path of a file that `Checkpoint.export` wrote.
+            run: name of the new run; by default that of the checkpoint's own run, with a number if it is taken.
+
+        Raises:
+            InvalidNameError: the name cannot be a folder.
+            ConflictError: a run of the given name exists.
+            DamagedError, FormatError: the source cannot be trusted; nothing was written.
+            StorageError: the disk refused.
+        """
+        from simckpt.branching.importing import import_checkpoint
+
+        return import_checkpoint(self.made(), source, run=run)
 
     def checkpoint(self, address: str) -> Checkpoint:
         """Returns a checkpoint by its id, or by `run`, `run@latest` or `run@<step>`.
@@ -232,12 +274,14 @@ class RunContents:
         checkpoints: in the order of commits.
         damaged: (commit number, error) of what cannot be read of its checkpoints; None for the number stands for the
             run's own record.
+        abandoned: ids of those of the checkpoints that a rollback left behind.
     """
 
     name: str
     run: Run | None
     checkpoints: list[Checkpoint]
     damaged: tuple[tuple[int | None, StoreError], ...]
+    abandoned: frozenset[str] = frozenset()
 
 
 def _listed(files: StoreFiles, run: Run, contents: Contents, *, abandoned: bool) -> RunContents:
@@ -253,7 +297,8 @@ def _listed(files: StoreFiles, run: Run, contents: Contents, *, abandoned: bool)
         for checkpoint in checkpoints
         if checkpoint.id in contents.damaged_marks
     ]
-    return RunContents(run.name, run, checkpoints, tuple(damaged))
+    left = abandoned_ids(contents.records, origin=run.record.origin)
+    return RunContents(run.name, run, checkpoints, tuple(damaged), left)
 
 
 def _matching(

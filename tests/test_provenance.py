@@ -62,6 +62,16 @@ def test_outside_of_a_tree_there_is_nothing(tmp_path: Path) -> None:
     assert provenance.git_state(tmp_path) is None
 
 
+def test_commit_and_dirt_are_told_without_a_diff(tree: Path, tmp_path_factory) -> None:
+    assert provenance.git_commit(tmp_path_factory.mktemp("outside")) is None
+    git(tree, "tag", "v1-dirty")
+    commit = git(tree, "rev-parse", "HEAD")
+    (tree / "new file.py").write_text("x\n")
+    assert provenance.git_commit(tree / "sub") == {"commit": commit, "dirty": False}
+    (tree / "train.py").write_text("lr = 2\n")
+    assert provenance.git_commit(tree) == {"commit": commit, "dirty": True}
+
+
 @pytest.mark.parametrize("inside", [".", "sub"])
 def test_the_diff_of_the_whole_tree_brings_the_commit_to_what_was_run(tree: Path, tmp_path_factory, inside) -> None:
     (tree / "train.py").write_text("lr = 1\nsteps = 20\n")

@@ -313,9 +313,9 @@ def change_record(path: Path, old: bytes, new: bytes) -> None:
 @pytest.mark.filterwarnings("ignore:checkpoint number 1 of run 'a' is damaged:simckpt.UpkeepWarning")
 def test_a_checkpoint_of_a_newer_format_is_refused(store) -> None:
     save(store, make())
-    change_record(checkpoint_folder(store) / "commit.json", b'"version": "0.2"', b'"version": "1.0"')
+    change_record(checkpoint_folder(store) / "commit.json", b'"version": "0.3"', b'"version": "1.0"')
     refuse(
-        store, make(seed=1), UnsupportedFormatError, r"version 1\.0, this simckpt reads up to 0\.2: use a newer simckpt"
+        store, make(seed=1), UnsupportedFormatError, r"version 1\.0, this simckpt reads up to 0\.3: use a newer simckpt"
     )
 
 

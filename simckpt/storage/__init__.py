@@ -3,16 +3,19 @@
 from simckpt.storage.claims import Claim
 from simckpt.storage.index import LeafRecord
 from simckpt.storage.marks import Marks
-from simckpt.storage.records import CommitDraft, CommitRecord, RunRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.records import CommitDraft, CommitRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.run_records import BranchRecord, ImportRecord, RunRecord
 from simckpt.storage.starts import StartRecord
 from simckpt.storage.store_files import Commit, StoreFiles
 from simckpt.storage.store_reader import Index
 
 __all__ = [
+    "BranchRecord",
     "Claim",
     "Commit",
     "CommitDraft",
     "CommitRecord",
+    "ImportRecord",
     "Index",
     "LeafRecord",
     "Marks",

@@ -38,8 +38,17 @@ def write_blocks(
     *,
     groups: Mapping[str, layout.Attributes],
     virtuals: Sequence[layout.Virtual] = (),
+    tail: Callable[[layout.Layout, Mapping[str, str]], bytes] | None = None,
 ) -> tuple[layout.Layout, dict[str, str]]:
     """Writes a new file and syncs it; returns its layout and {path: digest} of the datasets.
+
+    Args:
+        disk: the system calls.
+        path: must not exist.
+        blocks: the datasets.
+        groups: {path: texts} of groups that have some.
+        virtuals: datasets that lie in other files.
+        tail: given the layout and the digests, returns bytes that follow behind what is HDF5's.
 
     Raises:
         FormatError: datasets that HDF5 cannot hold under these paths, shapes and dtypes.
@@ -47,11 +56,16 @@ def write_blocks(
     """
     plan = layout.lay_out([block.slot for block in blocks], groups=groups, virtuals=virtuals)
     found: dict[str, str] = {}
-    durable.write_file(disk, path, _parts(plan, blocks, found), size=plan.size)
+    durable.write_file(disk, path, _parts(plan, blocks, found, tail), size=plan.size)
     return plan, found
 
 
-def _parts(plan: layout.Layout, blocks: Sequence[Block], found: dict[str, str]) -> Iterator[tuple[int, durable.Bytes]]:
+def _parts(
+    plan: layout.Layout,
+    blocks: Sequence[Block],
+    found: dict[str, str],
+    tail: Callable[[layout.Layout, Mapping[str, str]], bytes] | None,
+) -> Iterator[tuple[int, durable.Bytes]]:
     yield from plan.rest
     for block in blocks:
         # digest and write alternate, so that the second finds the bytes in the processor's cache
@@ -62,6 +76,8 @@ def _parts(plan: layout.Layout, blocks: Sequence[Block], found: dict[str, str]) 
             yield offset, chunk
             offset += memoryview(chunk).nbytes
         found[block.slot.path] = hasher.digest()
+    if tail is not None:
+        yield plan.size, tail(plan, found)
 
 
 def chunks_of(data: Bytes) -> Iterator[memoryview]:

@@ -193,6 +193,14 @@ def held_claim(folder: Path) -> Claim | None:
         return _held.get(_key(folder))
 
 
+def heard_of(folder: Path) -> float | None:
+    """Returns when the writer of a run was last heard of, or None if there is none.
+
+    By the clock of the file system [s since 1970]: to be compared with an earlier answer, not with this machine's time.
+    """
+    return _last_beat(folder / _WRITER) or None
+
+
 def take(disk: durable.Disk, folder: Path, work: Callable[[], Path], *, clock: Callable[[], float]) -> Claim:
     """Claims a run for this process.
 

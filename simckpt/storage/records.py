@@ -1,4 +1,4 @@
-"""The records of a store as frozen values; FORMAT.md describes each with an example.
+"""The records of a store and its checkpoints as frozen values; FORMAT.md describes each with an example.
 
 Every record has `to_bytes()`; `parse_*` reads one back strictly: digest, types, bounds and the rules that tie fields.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simckpt.errors import ConfigurationError, FormatError
-from simckpt.storage import names, sealed
+from simckpt.storage import sealed
 
 COMMIT_LIMIT = 4096  # [bytes]; listing thousands of checkpoints reads one such record each
 RECORD_LIMIT = 1 << 20  # [bytes] of store.json, run.json and a writer's owner.json
@@ -49,77 +49,6 @@ def parse_store(data: bytes, path: object) -> StoreRecord:
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """`run.json`: what holds for a whole run.
-
-    Attributes:
-        id: random identity; stays when the record is replaced.
-        name: the label, which is the folder's name as well.
-        created: [s since 1970, UTC].
-        hyperparameters: bool, int, float, str, None, and lists, tuples and dicts of these; types are kept.
-        origin: id of the checkpoint that the run started from, or None.
-        experiment: id shared by runs that belong together.
-        git: {"commit": ..., "dirty": ...} or None outside of a working tree.
-        versions: {package: version}, at the run's start.
-        host: the machine it was started on.
-    """
-
-    id: str
-    name: str
-    created: float
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    origin: str | None = None
-    experiment: str | None = None
-    git: Mapping[str, Any] | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    host: str = ""
-
-    def to_bytes(self) -> bytes:
-        """Returns the record as written to disk.
-
-        Raises:
-            ConfigurationError: a hyperparameter of a type that a record cannot hold, by name; or a record that
-                `parse_run` would refuse.
-        """
-        fields = {
-            "id": self.id,
-            "name": self.name,
-            "created": sealed.time_to_json(self.created),
-            "hyperparameters": _values_to_json("hyperparameter", self.hyperparameters),
-            "origin": self.origin,
-            "experiment": self.experiment,
-            "git": None if self.git is None else _values_to_json("git field", self.git),
-            "versions": dict(self.versions),
-            "host": self.host,
-        }
-        data = _sealed("run", fields)
-        if len(data) > RECORD_LIMIT:
-            raise ConfigurationError(
-                f"the record of run {self.name!r} needs {len(data)} bytes and may have {RECORD_LIMIT}: keep large "
-                f"hyperparameters in a file of your own and give its path",
-                keys=list(self.hyperparameters),
-            )
-        _check_readable(parse_run, data, f"the record of run {self.name!r}")
-        return data
-
-
-def parse_run(data: bytes, path: object) -> RunRecord:
-    """Returns the record of a `run.json`; raises DamagedError, FormatError or UnsupportedFormatError."""
-    fields = sealed.unseal(data, "run", path=path)
-    return RunRecord(
-        id=fields.id("id"),
-        name=fields.text("name", names.RUN_NAME),
-        created=fields.time("created"),
-        hyperparameters=fields.values("hyperparameters"),
-        origin=fields.optional("origin", fields.id),
-        experiment=fields.optional("experiment", fields.text),
-        git=fields.optional("git", fields.values),
-        versions=fields.string_map("versions"),
-        host=fields.text("host"),
-    )
-
-
-@dataclass(frozen=True)
 class FileRecord:
     """A file of a checkpoint, as its commit record vouches for it.
 
@@ -148,7 +77,8 @@ class CommitDraft:
         kind: "save", "rollback", "import", or "exception" for a post-mortem, which is never the head.
         versions: {package: version} of the process that saves.
         host: the machine that saves.
-        rollback: for the kind "rollback" alone: {"abandoned": id, "level": int, "changes": {...}}.
+        rollback: for the kind "rollback" alone: {"abandoned": id, "level": int, "changes": {...},
+            "reason": text}; `changes["hyperparameters"]` holds {key: new value}.
         start: id of the record of the start that saves, `starts/<id>.json`.
         duration: from the moment at which the save was due until just before its commit [s].
     """
@@ -220,16 +150,14 @@ class CommitRecord:
             "versions": dict(self.versions),
             "host": self.host,
         }
-        if self.rollback is not None:
-            fields["rollback"] = _values_to_json("change", self.rollback)
-        data = _sealed("commit", fields)
+        data = sealed_record("commit", fields)
         if len(data) > COMMIT_LIMIT:
             raise ConfigurationError(
                 f"the commit record of step {self.step} needs {len(data)} bytes and may have {COMMIT_LIMIT}: "
                 f"give it fewer metrics than {len(self.metrics)}",
                 keys=list(self.metrics),
             )
-        _check_readable(functools.partial(parse_commit, seq=self.seq), data, f"the commit record of step {self.step}")
+        check_readable(functools.partial(parse_commit, seq=self.seq), data, f"the commit record of step {self.step}")
         return data
 
 
@@ -238,7 +166,7 @@ class TombstoneRecord:
     """`commit.json` of a checkpoint that was pruned: its place in the lineage, without its state.
 
     Attributes:
-        id, run, seq, parent, kind, step, created, metrics: of the checkpoint that was here.
+        id, run, seq, parent, kind, step, created, metrics, rollback: of the checkpoint that was here.
         pruned: when [s since 1970, UTC].
         reason: why, for people.
     """
@@ -253,6 +181,7 @@ class TombstoneRecord:
     metrics: Mapping[str, float]
     pruned: float
     reason: str
+    rollback: Mapping[str, Any] | None = None
 
     def to_bytes(self) -> bytes:
         """Returns the record as written to disk; see `tombstone_of` for its size."""
@@ -277,6 +206,7 @@ def tombstone_of(record: CommitRecord, *, pruned: float, reason: str) -> Tombsto
         metrics=record.metrics,
         pruned=pruned,
         reason=reason[:REASON_LIMIT],
+        rollback=record.rollback,
     )
     # many metrics leave less room; without any reason it is shorter than the commit record was
     while len(tombstone.to_bytes()) > COMMIT_LIMIT and tombstone.reason:
@@ -285,6 +215,7 @@ def tombstone_of(record: CommitRecord, *, pruned: float, reason: str) -> Tombsto
 
 
 def _lineage_to_json(record: CommitRecord | TombstoneRecord) -> dict[str, Any]:
+    rollback = {} if record.rollback is None else {"rollback": values_to_json("change", record.rollback)}
     return {
         "id": record.id,
         "run": record.run,
@@ -294,10 +225,11 @@ def _lineage_to_json(record: CommitRecord | TombstoneRecord) -> dict[str, Any]:
         "step": record.step,
         "created": sealed.time_to_json(record.created),
         "metrics": _metrics_to_json(record.metrics),
+        **rollback,
     }
 
 
-def _sealed(record: str, fields: Mapping[str, Any]) -> bytes:
+def sealed_record(record: str, fields: Mapping[str, Any]) -> bytes:
     """Returns the bytes of a record; raises ConfigurationError for values that JSON cannot hold."""
     try:
         return sealed.seal(record, fields)
@@ -305,7 +237,7 @@ def _sealed(record: str, fields: Mapping[str, Any]) -> bytes:
         raise ConfigurationError(f"a {record} record cannot hold these values: {error}") from error
 
 
-def _check_readable(parse: Callable[[bytes, object], object], data: bytes, what: str) -> None:
+def check_readable(parse: Callable[[bytes, object], object], data: bytes, what: str) -> None:
     """Raises ConfigurationError for a record that its reader would refuse: it must not get a name in the store."""
     try:
         parse(data, what)
@@ -343,6 +275,7 @@ def parse_commit(data: bytes, path: object, *, seq: int, run_id: str | None = No
         "step": fields.integer("step"),
         "created": fields.time("created"),
         "metrics": fields.floats("metrics"),
+        "rollback": fields.optional("rollback", fields.values),
     }
     if common["kind"] not in KINDS:
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
@@ -356,7 +289,6 @@ def parse_commit(data: bytes, path: object, *, seq: int, run_id: str | None = No
         segments=0 if old else fields.integer("segments"),
         versions=fields.string_map("versions"),
         host=fields.text("host"),
-        rollback=fields.optional("rollback", fields.values),
         start=fields.optional("start", fields.id),
         duration=0.0 if old else fields.number("duration"),
         size=sum(file.size for file in files) if old else fields.integer("size"),
@@ -381,10 +313,16 @@ def _file_to_json(file: FileRecord) -> dict[str, Any]:
 
 
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, Any]:
-    return _values_to_json("metric", {name: float(value) for name, value in metrics.items()})
+    return values_to_json("metric", {name: float(value) for name, value in metrics.items()})
 
 
-def _values_to_json(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def values_to_json(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns typed values as JSON; raises ConfigurationError, naming it, for one that a record cannot hold.
+
+    Args:
+        what: each of them is, for messages.
+        values: {name: value}.
+    """
     result = {}
     for name, value in values.items():
         if not isinstance(name, str):

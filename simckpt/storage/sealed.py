@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from simckpt.errors import DamagedError, FormatError, UnsupportedFormatError
 from simckpt.storage import digests, names
 
-VERSION = (0, 2)  # of the format that this simckpt writes; it reads every earlier one
+VERSION = (0, 3)  # of the format that this simckpt writes; it reads every earlier one
 FEATURES: frozenset[str] = frozenset()  # what `requires` may name
 LEVELS = 100  # of containers in each other in a typed value; Python's JSON reads about a thousand
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")

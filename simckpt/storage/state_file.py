@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,25 +114,35 @@ def write_state(
         StorageFullError, StorageError: the disk refused; the caller removes the folder.
     """
     attributes = attributes or {}
-    parents = _parents(items)
-    above = {item.path.rpartition("/")[0] for item in items if item.path in placed}
-    groups = {path: _explain(attributes, path, ()) for path in parents if path in attributes or path in above}
-    for name in components:
-        path = names.encode_part(name)
-        groups[path] = _explain(attributes, path, (("kind", "component"), ("name", name)))
-    groups[""] = _explain(attributes, "", _ROOT)
-
-    here = [_block(item, attributes) for item in items if item.path not in placed]
-    shared = {item.path: index.in_pieces(_record(item), placed[item.path]) for item in items if item.path in placed}
+    groups = groups_of(components, items, placed=placed, attributes=attributes)
+    here = [block_of(item, attributes) for item in items if item.path not in placed]
+    shared = {item.path: index.in_pieces(record_of(item), placed[item.path]) for item in items if item.path in placed}
     virtuals = [_virtual(item, shared[item.path], segments, attributes) for item in items if item.path in placed]
     plan, found = blocks.write_blocks(disk, folder / STATE_FILE, here, groups=groups, virtuals=virtuals)
     leaves = [
         shared[item.path]
         if item.path in shared
-        else replace(_record(item), file=STATE_FILE, offset=plan.offsets[item.path], digest=found[item.path])
+        else replace(record_of(item), file=STATE_FILE, offset=plan.offsets[item.path], digest=found[item.path])
         for item in items
     ]
     return records.FileRecord(STATE_FILE, plan.size, plan.rest_digest, "metadata"), leaves
+
+
+def groups_of(
+    components: Iterable[str],
+    items: Sequence[Item],
+    *,
+    placed: Collection[str] = (),
+    attributes: Mapping[str, Mapping[str, str]],
+) -> dict[str, layout.Attributes]:
+    """Returns {path: texts} of the groups of a file that have some, or hold virtual datasets; see `write_state`."""
+    above = {item.path.rpartition("/")[0] for item in items if item.path in placed}
+    groups = {path: _explain(attributes, path, ()) for path in _parents(items) if path in attributes or path in above}
+    for name in components:
+        path = names.encode_part(name)
+        groups[path] = _explain(attributes, path, (("kind", "component"), ("name", name)))
+    groups[""] = _explain(attributes, "", _ROOT)
+    return groups
 
 
 def _items(component: str, encoded: Encoded) -> Iterator[Item]:
@@ -190,7 +200,8 @@ def explanation(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> layo
     return _explain(attributes, item.path, own)
 
 
-def _block(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> blocks.Block:
+def block_of(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> blocks.Block:
+    """Returns the dataset of a leaf whose bytes go into the file."""
     slot = layout.Slot(item.path, item.leaf.data.dtype, item.stored_shape, explanation(item, attributes))
     return blocks.Block(slot, functools.partial(blocks.chunks_of, item.data))
 
@@ -210,7 +221,7 @@ def _is_name_of(name: str, dtype: np.dtype[Any]) -> bool:
     return name in (dtype.name, dtype.str)
 
 
-def _record(item: Item) -> index.LeafRecord:
+def record_of(item: Item) -> index.LeafRecord:
     """Returns the line of the index without the leaf's place."""
     leaf, stored_shape = item.leaf, item.stored_shape
     dtype = leaf.data.dtype

@@ -29,6 +29,7 @@ from simckpt.storage import (
     claims,
     digests,
     durable,
+    exports,
     names,
     processes,
     reader,
@@ -41,7 +42,8 @@ from simckpt.storage import (
 from simckpt.storage import records as record_types
 from simckpt.storage.index import INDEX_FILE, LeafRecord
 from simckpt.storage.preparing import MAX_SEGMENTS, Attributes, Prepared, PrepareJob, discard, write_prepared
-from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, RunRecord, StoreRecord
+from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, StoreRecord
+from simckpt.storage.run_records import RunRecord
 from simckpt.storage.store_pruning import StorePruning
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE
 
@@ -148,9 +150,14 @@ class StoreFiles(StorePruning):
     def write_run(self, run: str, record: RunRecord) -> None:
         """Creates a run, or replaces the record of one that this process has claimed.
 
+        The origin of a new branch is looked at once its record cannot be missed by a pruner; if it is gone, there is no
+        such run.
+
         Raises:
             InvalidNameError: a name that cannot be a folder's.
-            ConflictError: the run exists and this process does not hold its claim, or its id is another one.
+            ConflictError: the run exists and this process does not hold its claim, or its id is another one; or the
+                origin of a new branch is being pruned.
+            CheckpointNotFoundError: the origin of a new branch has been pruned.
             ConfigurationError: hyperparameters or other fields that a record cannot hold.
             StorageError: the disk refused; the record is as before.
         """
@@ -164,6 +171,8 @@ class StoreFiles(StorePruning):
             if not os.path.lexists(folder):
                 durable.make_folders(self._disk, made, "checkpoints")
                 durable.sync_folder(self._disk, made)
+                if record.branch is not None:
+                    self._origins.check_present(record)
                 durable.publish_folder(self._disk, made, folder)
                 return
             claim = claims.held_claim(self._run_folder(run))
@@ -233,7 +242,11 @@ class StoreFiles(StorePruning):
             except CheckpointNotFoundError:
                 continue  # pruned
             except StoreError:
-                break  # with what is damaged nothing is compared
+                return ()  # with what is damaged nothing is compared
+        branch = self.read_run(run).branch
+        if branch is not None:
+            with contextlib.suppress(StoreError):
+                return self.index(branch.run, branch.seq)
         return ()
 
     def missing_segments(self, ids: Iterable[str]) -> set[str]:
@@ -360,6 +373,33 @@ class StoreFiles(StorePruning):
     def discard(self, prepared: Prepared) -> None:
         """Removes what was prepared and not published; raises nothing, for what cannot be removed is swept later."""
         discard(self._disk, self.path, prepared.folder, prepared.made)
+
+    def export(self, run: str, seq: int, path: Path, *, metrics: Mapping[str, float]) -> None:
+        """Writes a checkpoint into one file outside of the store, durably; see `exports.write_export`.
+
+        Args:
+            run: the run's name.
+            seq: commit number.
+            path: of the file; nothing is replaced.
+            metrics: in place of those that the commit has, to take later ones along.
+
+        Raises:
+            CheckpointNotFoundError, DamagedError, FormatError: as `read`; nothing was written.
+            ConflictError: the path exists.
+            ConfigurationError: metrics beyond the 4 KB of a commit record.
+            StorageFullError, StorageError: the disk refused; there is no file then.
+        """
+        index = self.index(run, seq)
+        exports.write_export(
+            self._disk,
+            path,
+            self.read(run, seq),
+            store=self.id,
+            run=self.read_run(run),
+            start=self.read_start(run, index.commit.start),
+            commit=replace(index.commit, metrics=metrics),
+            shared=[leaf.path for leaf in index if leaf.pieces],
+        )
 
     def log_event(self, run: str, event: Mapping[str, Any]) -> None:
         """Appends a line to the run's log for people; nothing is ever decided from it.

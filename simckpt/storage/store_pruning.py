@@ -18,7 +18,7 @@ from simckpt.errors import (
     StorageError,
     StoreError,
 )
-from simckpt.storage import claims, durable, index, names, reader, sealed, segments, usage, work
+from simckpt.storage import claims, durable, index, names, origins, reader, sealed, segments, usage, work
 from simckpt.storage import records as record_types
 from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord
 from simckpt.storage.store_marks import StoreMarks
@@ -47,6 +47,7 @@ class StorePruning(StoreMarks):
         super().__init__(path, record, disk=disk)
         self._clock = clock
         self._usage = usage.SegmentUse(self)
+        self._origins = origins.Origins(self)
         self._buried: dict[Path, _Buried] = {}
         self._told = False
 
@@ -78,6 +79,7 @@ class StorePruning(StoreMarks):
             CheckpointNotFoundError: no such number.
             DamagedError, FormatError: the commit record cannot be trusted.
             RunLockedError: another process is writing the run.
+            ConflictError: a run was branched from it; nothing was pruned.
             SegmentsKeptError: it is pruned, but no segment is freed while a record or index of the store cannot be
                 read. Said once; later prunes and sweeps try again.
             StorageError: the disk refused.
@@ -94,6 +96,14 @@ class StorePruning(StoreMarks):
             with claim.spending_reserve():
                 self._bury(run, tombstone)
             return tombstone
+
+    def origins(self) -> dict[str, str]:
+        """Returns {run: id of the checkpoint that it was branched from}, of the branches in the store.
+
+        Raises:
+            DamagedError, FormatError, StorageError: a run's record cannot be read; what it needs is not known.
+        """
+        return self._origins.by_runs()
 
     @contextlib.contextmanager
     def _claimed(self, run: str) -> Iterator[claims.Claim]:
@@ -113,6 +123,7 @@ class StorePruning(StoreMarks):
             durable.write_record(self._disk, made / work.JOB_FILE, job)
             durable.write_record(self._disk, made / COMMIT_FILE, tombstone.to_bytes())
             durable.sync_folder(self._disk, made)
+            self._origins.check_unused(tombstone.id)
             # from the rename on the job stays, so that the sweep of a later process frees what this one cannot
             begun = True
             durable.replace_file(self._disk, made / COMMIT_FILE, path / COMMIT_FILE)

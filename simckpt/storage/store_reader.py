@@ -29,7 +29,8 @@ from simckpt.storage import index as leaf_index
 from simckpt.storage import records as record_types
 from simckpt.storage.index import INDEX_FILE, LeafRecord, SegmentRecord
 from simckpt.storage.marks import MARKS, Marks, read_marks, read_marks_of
-from simckpt.storage.records import CommitRecord, RunRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.run_records import RunRecord, parse_run
 from simckpt.storage.starts import StartRecord, read_start
 
 STORE_FILE = "store.json"
@@ -110,7 +111,7 @@ class StoreReader:
                 if _sequence(folder):
                     raise DamagedError(f"{path} is missing", path=path) from error
             raise self._no_run(run) from error
-        record = record_types.parse_run(data, path)
+        record = parse_run(data, path)
         if record.name != run:
             raise FormatError(f"{path} is the record of run {record.name!r}: a folder was renamed or copied")
         return record
@@ -169,6 +170,15 @@ class StoreReader:
         except FileNotFoundError:
             self._run_folder(run)
         return found
+
+    def commit_record(self, run: str, seq: int) -> CommitRecord | TombstoneRecord:
+        """Returns the record of one checkpoint, or of what was one.
+
+        Raises:
+            RunNotFoundError, CheckpointNotFoundError: no run of that name, or no such number in it.
+            DamagedError, FormatError: the record cannot be trusted.
+        """
+        return self._record_of(run, seq)
 
     def sequence(self, run: str) -> list[int]:
         """Returns the commit numbers of a run, in order, those of damaged and pruned checkpoints included."""

@@ -1,6 +1,6 @@
 """Writes the golden store of the current format version: run once for each version, then committed and never changed.
 
-    python tests/format/make_golden.py tests/format/golden/v0.2
+    python tests/format/make_golden.py tests/format/golden/v0.3
 
 The store is the same, byte for byte, on every machine: ids, times and values are fixed here.
 """
@@ -17,14 +17,14 @@ import torch
 
 from simckpt.state import LogColumn, Piece
 from simckpt.state.tree import Encoded, encode
-from simckpt.storage import CommitDraft, RunRecord, StartRecord, StoreFiles
+from simckpt.storage import BranchRecord, CommitDraft, ImportRecord, RunRecord, StartRecord, StoreFiles
 
-RUN = "golden-ppo"
+RUN, BRANCH, IMPORT = "golden-ppo", "golden-branch", "golden-import"
 STEPS = (137, 274, 411)
 CAPACITY, NEW = 10, 6  # rows of the log, and new ones for each save
 
 
-def trees(step: int, version: str = "v0.2") -> dict[str, dict[Any, Any]]:
+def trees(step: int, version: str = "v0.3") -> dict[str, dict[Any, Any]]:
     """Returns {component: state tree} at `step`, with one of each kind of value that a file treats differently."""
     later = {} if version == "v0.1" else {"frozen": frozen(), "replay": replay(step)}
     return {**first_trees(step), **later}
@@ -78,6 +78,17 @@ def components(step: int, pieces: dict[str, tuple[Piece, ...]]) -> dict[str, Enc
     return {name: encode(tree) for name, tree in state.items()}
 
 
+def shared(step: int, pieces: dict[str, tuple[Piece, ...]]) -> Encoded:
+    """Returns the encoded log as it was at `step`, all of whose rows lie in segments."""
+    tree = replay(step)
+    return encode(
+        {
+            name: column if name == "rows_added" else LogColumn(column[:0], len(column), pieces[name])
+            for name, column in tree.items()
+        }
+    )
+
+
 def kept(pieces: tuple[Piece, ...], rows: int) -> tuple[Piece, ...]:
     """Returns the newest rows of a log with one piece or none; a ring has overwritten the others."""
     return tuple(replace(piece, start=piece.stop - rows) for piece in pieces[-1:])
@@ -92,7 +103,11 @@ def ids() -> Iterator[str]:
 
 
 def make(path: Path) -> StoreFiles:
-    """Returns a new store with one run: two checkpoints, and one between them that was pruned."""
+    """Returns a new store with three runs: one that was rolled back, a branch of what it left, and an import.
+
+    The first has two checkpoints, one between them that was pruned, and the rollback to the first. Beside the runs lies
+    the branch's checkpoint as an exported file.
+    """
     numbers, times = ids(), iter(range(1_800_000_000, 1_900_000_000))
     store = StoreFiles.create(path, clock=lambda: float(next(times)), new_id=lambda: next(numbers))
     record = RunRecord(
@@ -114,30 +129,81 @@ def make(path: Path) -> StoreFiles:
         host="golden",
     )
     store.write_run(RUN, record)
-    git = {"commit": "c" * 40, "dirty": True, "diff": "-1\n+2\n"}
-    start = store.write_start(
-        RUN,
-        StartRecord(
-            record.created, record.hyperparameters, record.experiment, git, record.versions, "golden", {"cpu": "golden"}
-        ),
-    )
-    parent, pieces = None, {}
+    start = store.write_start(RUN, start_of(record))
+    parent, pieces = None, [{}]
     with store.claim(RUN):
         for step in STEPS:
             metrics = {"eval/return": step / 3, "loss": float("nan")}
             draft = CommitDraft(
                 parent, step, metrics, versions={"python": "3.11.7"}, host="golden", start=start, duration=0.25
             )
-            commit = store.commit(RUN, draft, components(step, pieces))
+            commit = store.commit(RUN, draft, components(step, pieces[-1]))
             parent = commit.record.id
-            pieces = {leaf.key: leaf.pieces for leaf in commit.leaves.values() if leaf.component == "replay"}
+            pieces.append({leaf.key: leaf.pieces for leaf in commit.leaves.values() if leaf.component == "replay"})
         store.prune(RUN, 2, "pruned to show a tombstone")
         store.tag(RUN, 3, "good")
         store.pin(RUN, 3)
         store.add_metrics(RUN, 3, {"eval/late": 2.5})
+        roll_back(store, record, pieces[1])
+    make_branch(store, record, pieces[3])
+    make_import(store, record)
+    store.export(BRANCH, 1, path / "exported.h5", metrics={"eval/return": 0.5})
     for folder in ("tmp", "trash"):
         (path / folder).rmdir()
     return store
+
+
+def start_of(record: RunRecord, **changed: Any) -> StartRecord:
+    """Returns the record of a start with the hyperparameters of a run, some of them changed."""
+    git = {"commit": "c" * 40, "dirty": True, "diff": "-1\n+2\n"}
+    values = {**record.hyperparameters, **changed}
+    return StartRecord(record.created, values, record.experiment, git, record.versions, "golden", {"cpu": "golden"})
+
+
+def roll_back(store: StoreFiles, record: RunRecord, pieces: dict[str, tuple[Piece, ...]]) -> None:
+    """Commits the return to the first checkpoint, which abandons the third."""
+    target, _, head = store.records(RUN)
+    changes = {"description": "Reseed() & Scale(learning_rate=0.5)", "hyperparameters": {"learning_rate": 1.5e-4}}
+    draft = CommitDraft(
+        target.id,
+        target.step,
+        target.metrics,
+        kind="rollback",
+        versions={"python": "3.11.7"},
+        host="golden",
+        rollback={"abandoned": head.id, "level": 1, "changes": changes, "reason": "eval/return fell"},
+        start=store.write_start(RUN, start_of(record, learning_rate=1.5e-4)),
+        duration=0.25,
+    )
+    state = {name: encode(tree) for name, tree in trees(target.step).items() if name != "replay"}
+    store.commit(RUN, draft, {**state, "replay": shared(target.step, pieces)})
+
+
+def make_branch(store: StoreFiles, record: RunRecord, pieces: dict[str, tuple[Piece, ...]]) -> None:
+    """Makes a branch of the abandoned checkpoint, with a checkpoint of its own that shares the rows."""
+    origin = store.commit_record(RUN, 3)
+    overrides = {"learning_rate": 1e-4, "layers": (32,)}
+    own = replace(
+        record,
+        id="b" * 32,
+        name=BRANCH,
+        hyperparameters={**record.hyperparameters, **overrides},
+        origin=origin.id,
+        branch=BranchRecord(RUN, origin.seq, origin.step, overrides, "reseed"),
+    )
+    store.write_run(BRANCH, own)
+    start = store.write_start(BRANCH, start_of(own))
+    state = {"loop": encode(trees(origin.step)["loop"]), "replay": shared(origin.step, pieces)}
+    store.commit(BRANCH, CommitDraft(origin.id, origin.step, start=start, host="golden"), state)
+
+
+def make_import(store: StoreFiles, record: RunRecord) -> None:
+    """Makes a run that holds a copy from another store."""
+    source = ImportRecord(store="e" * 32, run="elsewhere", checkpoint="d" * 32)
+    store.write_run(IMPORT, replace(record, id="a" * 32, name=IMPORT, imported=source))
+    start = store.write_start(IMPORT, start_of(record))
+    draft = CommitDraft(None, STEPS[0], {"loss": 1.0}, kind="import", start=start, host="golden")
+    store.commit(IMPORT, draft, {"loop": encode(trees(STEPS[0])["loop"])})
 
 
 if __name__ == "__main__":

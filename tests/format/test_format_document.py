@@ -11,10 +11,24 @@ DOCUMENT = (Path(simckpt.storage.__file__).parent / "FORMAT.md").read_text()
 GOLDEN = Path(__file__).parent / "golden" / f"v{sealed.VERSION[0]}.{sealed.VERSION[1]}"
 
 
+def records_of(root: Path) -> list[dict]:
+    """All records of a store, and the directory of the exported file beside it."""
+    found = [json.loads(path.read_bytes()) for path in sorted(root.rglob("*.json"))]
+    exported = (root / "exported.h5").read_bytes()
+    length = int(exported[-17:-1], 16)
+    return [*found, json.loads(exported[-32 - length : -32])]
+
+
 def test_the_examples_have_the_keys_of_real_records():
     examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)]
     found = {example["format"]: example for example in examples}
-    real = {record["format"]: record for record in (json.loads(path.read_bytes()) for path in GOLDEN.rglob("*.json"))}
+    # what only some records have is told in words: the key of a rollback, an index without segments
+    real = {
+        record["format"]: record
+        for record in records_of(GOLDEN)
+        if record.get("kind") != "rollback"
+        if record["format"] != "simckpt index" or "segments" in record
+    }
     assert found.keys() == real.keys()
     for name, record in real.items():
         assert list(found[name]) == list(record), name

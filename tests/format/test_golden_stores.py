@@ -1,5 +1,6 @@
 """Stores written by every released version restore bit for bit, and the current version still writes its own."""
 
+import shutil
 from pathlib import Path
 
 import h5py
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+import simckpt
 from simckpt.state.tree import decode
-from simckpt.storage import StoreFiles, TombstoneRecord, sealed
+from simckpt.storage import StoreFiles, TombstoneRecord, exports, sealed
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = sorted(path.name for path in GOLDEN.iterdir())
+WITH_SEGMENTS, WITH_BRANCHES = VERSIONS[1:], VERSIONS[2:]
 
 
 def files(root: Path) -> dict[str, bytes]:
@@ -43,21 +46,15 @@ def assert_same(found: object, expected: object, path: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_golden_stores_restore_bit_for_bit(version):
     store = StoreFiles.open(GOLDEN / version)
-    assert store.runs() == [make_golden.RUN]
-    first, second, third = store.records(make_golden.RUN)
+    first, second, third = store.records(make_golden.RUN)[:3]
     assert isinstance(second, TombstoneRecord)
     assert (first.parent, second.parent, third.parent) == (None, first.id, second.id)
     for record, step in ((first, 137), (third, 411)):
         assert (record.step, record.metrics["eval/return"]) == (step, step / 3)
         store.verify(make_golden.RUN, record.seq)
-        found = {
-            name: decode(encoded.leaves, encoded.structure)
-            for name, encoded in store.read(make_golden.RUN, record.seq).items()
-        }
-        expected = make_golden.trees(step, version)
-        assert list(found) == list(expected)
-        for name, tree in expected.items():
-            assert_same(found[name], tree, name)
+        encoded = store.read(make_golden.RUN, record.seq)
+        assert_same_state(encoded, make_golden.trees(step, version))
+        found = {"agent/policy": decode(encoded["agent/policy"].leaves, encoded["agent/policy"].structure)}
         # one tensor under two names stays one tensor
         assert found["agent/policy"]["tied"] is found["agent/policy"][0]["weight"]
 
@@ -95,8 +92,9 @@ def test_golden_state_opens_in_any_hdf5_viewer(version):
             assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-def test_golden_segments_are_shared_wrapped_and_seen_whole_in_any_viewer():
-    store = StoreFiles.open(GOLDEN / "v0.2")
+@pytest.mark.parametrize("version", WITH_SEGMENTS)
+def test_golden_segments_are_shared_wrapped_and_seen_whole_in_any_viewer(version):
+    store = StoreFiles.open(GOLDEN / version)
     leaves = store.index(make_golden.RUN, 3).leaves
     assert [(piece.start, piece.stop, piece.rows) for piece in leaves["replay/rewards"].pieces] == [
         (2, 6, 6),
@@ -106,8 +104,8 @@ def test_golden_segments_are_shared_wrapped_and_seen_whole_in_any_viewer():
     assert (table.start, table.stop) == (0, 1024)
     assert store.index(make_golden.RUN, 1).leaves["frozen/table"].pieces == ()
     segments = {piece.segment for seq in (1, 3) for leaf in store.index(make_golden.RUN, seq) for piece in leaf.pieces}
-    assert {path.stem for path in (GOLDEN / "v0.2" / "segments").iterdir()} == segments
-    with h5py.File(GOLDEN / "v0.2" / "runs" / make_golden.RUN / "checkpoints" / "00000003" / "state.h5") as file:
+    assert {path.stem for path in (GOLDEN / version / "segments").iterdir()} == segments
+    with h5py.File(GOLDEN / version / "runs" / make_golden.RUN / "checkpoints" / "00000003" / "state.h5") as file:
         for name, expected in {**make_golden.replay(411), **make_golden.frozen()}.items():
             if name != "rows_added":
                 found = (file["replay"] if name in file["replay"] else file["frozen"])[name][...]
@@ -116,10 +114,81 @@ def test_golden_segments_are_shared_wrapped_and_seen_whole_in_any_viewer():
                 )  # fmt: skip
 
 
-def test_golden_starts_and_marks_are_read():
-    store = StoreFiles.open(GOLDEN / "v0.2")
+@pytest.mark.parametrize("version", WITH_SEGMENTS)
+def test_golden_starts_and_marks_are_read(version):
+    store = StoreFiles.open(GOLDEN / version)
     record = store.records(make_golden.RUN)[2]
     start = store.read_start(make_golden.RUN, record.start)
     assert (start.git["diff"], start.device, start.host) == ("-1\n+2\n", {"cpu": "golden"}, "golden")
     marks = store.marks_of(make_golden.RUN, record.id)
     assert (marks.tags, marks.pinned, dict(marks.metrics)) == ({"good"}, True, {"eval/late": 2.5})
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_runs_say_where_they_come_from(version):
+    store = StoreFiles.open(GOLDEN / version)
+    record = store.read_run(make_golden.RUN)
+    assert (record.origin, record.branch, record.imported) == (None, None, None)
+    if version not in WITH_BRANCHES:
+        assert store.runs() == [make_golden.RUN]
+        return
+    assert store.runs() == [make_golden.BRANCH, make_golden.IMPORT, make_golden.RUN]
+    abandoned = store.commit_record(make_golden.RUN, 3)
+    branch = store.read_run(make_golden.BRANCH)
+    assert branch.origin == abandoned.id
+    assert repr(branch.branch) == (
+        "BranchRecord(run='golden-ppo', seq=3, step=411, overrides={'learning_rate': 0.0001, 'layers': (32,)}, "
+        "rng='reseed')"
+    )
+    assert repr(store.read_run(make_golden.IMPORT).imported) == (
+        f"ImportRecord(store='{'e' * 32}', run='elsewhere', checkpoint='{'d' * 32}')"
+    )
+    assert store.commit_record(make_golden.IMPORT, 1).kind == "import"
+    assert store.commit_record(make_golden.BRANCH, 1).parent == abandoned.id
+
+
+@pytest.mark.parametrize("version", WITH_BRANCHES)
+def test_golden_rollbacks_and_branches_restore_bit_for_bit(version):
+    store = StoreFiles.open(GOLDEN / version)
+    target, _, abandoned, back = store.records(make_golden.RUN)
+    assert (back.kind, back.parent, back.step) == ("rollback", target.id, 137)
+    assert back.rollback == {
+        "abandoned": abandoned.id,
+        "level": 1,
+        "changes": {
+            "description": "Reseed() & Scale(learning_rate=0.5)",
+            "hyperparameters": {"learning_rate": 1.5e-4},
+        },
+        "reason": "eval/return fell",
+    }
+    assert store.read_start(make_golden.RUN, back.start).hyperparameters["learning_rate"] == 1.5e-4
+    assert_same_state(store.read(make_golden.RUN, 4), make_golden.trees(137, version))
+    later = make_golden.trees(411, version)
+    wanted = {"loop": later["loop"], "replay": later["replay"]}
+    assert_same_state(store.read(make_golden.BRANCH, 1), wanted)
+    exported = exports.open_export(GOLDEN / version / "exported.h5")
+    assert_same_state(exported.read(), wanted)
+    assert (exported.run, exported.store) == (store.read_run(make_golden.BRANCH), store.id)
+    assert exported.commit.metrics == {"eval/return": 0.5}
+
+
+def assert_same_state(found, expected) -> None:
+    assert list(found) == list(expected)
+    for name, encoded in found.items():
+        assert_same(decode(encoded.leaves, encoded.structure), expected[name], name)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_checkpoints_can_be_branched_from_and_imported(version, tmp_path):
+    shutil.copytree(GOLDEN / version, tmp_path / "old")
+    store = simckpt.Store(tmp_path / "old")
+    origin = store.checkpoint(make_golden.RUN)
+    wanted = make_golden.trees(origin.step, version)
+    trial = origin.branch("trial", {"learning_rate": 1e-5, "layers": [8, 8, 8]})
+    assert (trial.hyperparameters["layers"], trial.hyperparameters["learning_rate"]) == ((8, 8, 8), 1e-5)
+    assert_same_state(trial.origin().read(), wanted)
+    other = simckpt.Store(tmp_path / "new")
+    copies = [other.import_checkpoint(origin), other.import_checkpoint(origin.export(tmp_path / "one.h5"))]
+    assert copies[0] == copies[1]
+    assert_same_state(copies[0].read(), wanted)
+    assert copies[0].hyperparameters == origin.hyperparameters

@@ -192,7 +192,7 @@ def test_a_flipped_bit_in_the_other_records_is_noticed(store, name):
 @pytest.mark.parametrize("name", ["store.json", "runs/ant-ppo/run.json", "commit.json", "leaves.json"])
 def test_a_newer_version_of_any_record_is_refused(store, name):
     path = store.path / name if "run" in name or "store" in name else checkpoint_folder(store) / name
-    body, _, _ = path.read_bytes().replace(b'"version": "0.2"', b'"version": "9.0"').rpartition(b',\n "digest"')
+    body, _, _ = path.read_bytes().replace(b'"version": "0.3"', b'"version": "9.0"').rpartition(b',\n "digest"')
     path.write_bytes(body + f',\n "digest": "{digest(body)}"\n}}\n'.encode())
     if name == "leaves.json":
         data = path.read_bytes()

@@ -41,7 +41,7 @@ def reseal(text: str) -> bytes:
 
 
 def head(**fields: object) -> str:
-    content = {"format": "simckpt test", "version": "0.2", **fields}
+    content = {"format": "simckpt test", "version": "0.3", **fields}
     return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
 
 
@@ -80,10 +80,10 @@ def test_the_seal_is_xxh3_over_what_stands_before_it():
     assert data == reseal(head(step=5))
 
 
-@pytest.mark.parametrize("version", ["0.3", "1.0", "7.12"])
+@pytest.mark.parametrize("version", ["0.4", "1.0", "7.12"])
 def test_a_newer_version_is_refused_by_name(version):
     with pytest.raises(UnsupportedFormatError, match=version):
-        sealed.unseal(reseal(head().replace("0.2", version)), "test", path="p")
+        sealed.unseal(reseal(head().replace("0.3", version)), "test", path="p")
 
 
 def test_an_unknown_feature_is_refused_by_name():
@@ -100,10 +100,10 @@ def test_an_unknown_digest_is_refused_by_name():
 @pytest.mark.parametrize(
     "text",
     [
-        head().replace('"0.2"', '"zero"'),
-        head().replace('"0.2"', "0.1"),
+        head().replace('"0.3"', '"zero"'),
+        head().replace('"0.3"', "0.1"),
         head().replace("simckpt test", "simckpt other"),
-        head() + ',\n "version": "0.2"',
+        head() + ',\n "version": "0.3"',
         head() + ',\n "x": NaN',
         head() + ',\n "x": ' + "[" * 100_000 + "]" * 100_000,
         head() + ',\n "x": ' + "9" * 10_000,

@@ -1,0 +1,124 @@
+"""Starting a run from a checkpoint under other hyperparameters: one small record, whatever the checkpoint weighs."""
+
+from __future__ import annotations
+
+import platform
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from simckpt import configuration, provenance
+from simckpt.branching.importing import import_checkpoint
+from simckpt.checkpoint import Checkpoint
+from simckpt.errors import ConfigurationError, ConflictError
+from simckpt.run import Run
+from simckpt.storage import BranchRecord, RunRecord, StoreFiles
+from simckpt.storage.names import check_run_name
+from simckpt.storage.run_records import RNG_MODES
+from simckpt.suggest import nearest
+
+
+def branch(
+    origin: Checkpoint,
+    name: str,
+    overrides: Mapping[str, Any],
+    *,
+    rng: str,
+    files: StoreFiles,
+    experiment: str | None,
+) -> Run:
+    """Returns a new run, to read, that starts from a checkpoint; `Checkpoint.branch` tells more.
+
+    Args:
+        origin: the checkpoint.
+        name: of the new run.
+        overrides: {hyperparameter: value}.
+        rng: "continue" or "reseed".
+        files: the store in which the run begins; the origin is imported unless it lies there.
+        experiment: an id that groups runs; the origin's by default.
+
+    Raises:
+        as `Checkpoint.branch`.
+    """
+    if rng not in RNG_MODES:
+        raise ConfigurationError(f"rng is one of {', '.join(map(repr, RNG_MODES))}, got {rng!r}", keys=["rng"])
+    values = origin.hyperparameters
+    changed = checked_overrides(values, overrides, source=repr(origin))
+    check_run_name(name)
+    if name in files.runs():
+        raise ConflictError(f"run {name!r} exists already: choose another name for the branch")
+    origin = import_checkpoint(files, origin, run=None, besides={name})
+    record = RunRecord(
+        id=uuid.uuid4().hex,
+        name=name,
+        created=time.time(),
+        hyperparameters={**values, **changed},
+        origin=origin.id,
+        experiment=origin.experiment if experiment is None else experiment,
+        git=provenance.git_commit(Path.cwd()),
+        versions=provenance.versions(),
+        host=platform.node(),
+        branch=BranchRecord(origin.run, origin.seq, origin.step, changed, rng),
+    )
+    files.write_run(name, record)
+    made = Run(files, name)
+    made.log("branched", origin=origin.id, run=origin.run, step=origin.step, overrides=changed, rng=rng)
+    return made
+
+
+def checked_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any], *, source: str) -> dict[str, Any]:
+    """Returns the overrides as a record keeps them: an integer for a float becomes one.
+
+    Args:
+        values: the origin's hyperparameters.
+        overrides: {key: value}.
+        source: the origin, for messages.
+
+    Raises:
+        ConfigurationError: keys that the origin lacks, with the near ones, or values of another type; all are told.
+    """
+    if not isinstance(overrides, Mapping):
+        raise ConfigurationError(f"overrides are {{hyperparameter: value}}, got {type(overrides).__name__}")
+    changed: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for key, given in overrides.items():
+        if key not in values:
+            problems[str(key)] = f"{key!r} is no hyperparameter of it{nearest(str(key), values)}"
+            continue
+        try:
+            changed[key] = _like(values[key], configuration.plain(key, given))
+        except TypeError as error:
+            problems[key] = f"{key!r}: {error}"
+    if problems:
+        listing = "\n  ".join(problems.values())
+        raise ConfigurationError(f"{source} cannot be branched with these overrides:\n  {listing}", keys=list(problems))
+    return changed
+
+
+def _like(old: Any, new: Any) -> Any:
+    """Returns the new value in the type of the old one; raises TypeError if it has another type."""
+    if old is None:
+        return new  # nobody knows what else it may be
+    if type(old) is float and type(new) is int:
+        return float(new)
+    if isinstance(old, list | tuple) and isinstance(new, list):
+        items = [_like(old[0], item) for item in new] if _is_uniform(old) else new
+        return tuple(items) if isinstance(old, tuple) else items
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        if old.keys() != new.keys():
+            differing = ", ".join(repr(key) for key in sorted(old.keys() ^ new.keys()))
+            raise TypeError(f"a dict is given whole, with the keys that it has; these differ: {differing}")
+        return {key: _like(old[key], item) for key, item in new.items()}
+    if type(old) is not type(new):
+        raise TypeError(f"it is {_named(old)}, given {_named(new)}")
+    return new
+
+
+def _is_uniform(values: list[Any] | tuple[Any, ...]) -> bool:
+    return bool(values) and len({type(value) for value in values}) == 1
+
+
+def _named(value: Any) -> str:
+    return f"{value!r} of type {type(value).__name__}"

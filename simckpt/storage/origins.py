@@ -1,0 +1,92 @@
+"""Which checkpoints are the origins of runs, and how a branch and a pruner that meet do not miss each other.
+
+A branch writes its record in `tmp/` and then looks whether its origin is there and nobody is about to prune it. A
+pruner announces what it prunes in `tmp/` and then looks who has branched from it, `tmp/` first, for what is written
+there gets its name by one rename. Whichever comes second sees the other, and gives way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from simckpt.errors import CheckpointNotFoundError, ConflictError, DamagedError, RunNotFoundError, StoreError
+from simckpt.storage import processes, reader, records, work
+from simckpt.storage.records import CommitRecord
+from simckpt.storage.run_records import RunRecord, parse_run
+from simckpt.storage.store_reader import RUN_FILE, Stamp, StoreReader, stamp
+
+
+class Origins:
+    """Knows the origin of each run of a store; a record is read again only when it was replaced."""
+
+    def __init__(self, store: StoreReader) -> None:
+        self._store = store
+        self._known: dict[str, tuple[Stamp, str | None]] = {}
+
+    def by_runs(self) -> dict[str, str]:
+        """Returns {run: id of the checkpoint that it started from} of those that have one.
+
+        Raises:
+            DamagedError, FormatError, StorageError: a run's record cannot be read; what it needs is not known.
+        """
+        found: dict[str, tuple[Stamp, str | None]] = {}
+        for name in self._store.runs():
+            with contextlib.suppress(FileNotFoundError, RunNotFoundError):  # removed since it was listed
+                with reader.opened_folder(self._store.path, "runs", name) as folder:
+                    now = stamp(folder, RUN_FILE)
+                before = self._known.get(name)
+                found[name] = before if before and before[0] == now else (now, self._store.read_run(name).origin)
+        self._known = found
+        return {name: origin for name, (_, origin) in found.items() if origin is not None}
+
+    def check_unused(self, checkpoint: str) -> None:
+        """Raises ConflictError if a run was branched from the checkpoint of this id, or is being so at this moment.
+
+        Raises:
+            DamagedError, FormatError, StorageError: as `by_runs`.
+        """
+        for folder in work.folders(self._store.path / "tmp"):
+            # a record that is not whole yet belongs to a branch that has not looked at its origin yet
+            with contextlib.suppress(FileNotFoundError, DamagedError):
+                path = folder / RUN_FILE
+                data = reader.read_small(folder, RUN_FILE, limit=records.RECORD_LIMIT, path=path)
+                record = parse_run(data, path)
+                if record.origin == checkpoint:
+                    raise ConflictError(f"checkpoint {checkpoint} stays: run {record.name!r} is being branched from it")
+        for name, origin in self.by_runs().items():
+            if origin == checkpoint:
+                raise ConflictError(f"checkpoint {checkpoint} stays: run {name!r} was branched from it")
+
+    def check_present(self, record: RunRecord) -> None:
+        """Raises an error if the origin of a branch is gone, or about to go; its record lies in `tmp/` already.
+
+        Raises:
+            CheckpointNotFoundError: it has been pruned, or there is no such checkpoint.
+            ConflictError: a pruner is at work on it.
+            DamagedError, FormatError, StorageError: its record cannot be read.
+        """
+        branch = record.branch
+        assert branch is not None
+        # in this order: an announcement that is gone has become a tombstone, or the pruner has given way
+        busy = _is_being_pruned(self._store.path, branch.run, branch.seq)
+        origin = self._store.commit_record(branch.run, branch.seq)
+        name = f"checkpoint {record.origin} of run {branch.run!r}"
+        if origin.id != record.origin:
+            raise CheckpointNotFoundError(f"{name} is not in the store any longer: commit {branch.seq} is another one")
+        if not isinstance(origin, CommitRecord):
+            raise CheckpointNotFoundError(f"{name} has been pruned and cannot be branched from: {origin.reason}")
+        if busy:
+            raise ConflictError(f"{name} is being pruned at this moment and cannot be branched from")
+
+
+def _is_being_pruned(root: Path, run: str, seq: int) -> bool:
+    for folder in work.folders(root / "tmp"):
+        maker = processes.Process.from_token(folder.name)
+        if maker is not None and maker.is_alive() is False:
+            continue  # it can no longer write the tombstone
+        with contextlib.suppress(FileNotFoundError, StoreError):
+            job = work.read_job(folder)
+            if job.text("job") == "prune" and (job.text("run"), job.integer("seq")) == (run, seq):
+                return True
+    return False

@@ -1,0 +1,272 @@
+import errno
+
+import h5py
+import numpy as np
+import pytest
+from branch_helpers import VALUES, origin_run, rows, save, tree
+
+import simckpt
+from simckpt import state
+from simckpt.errors import (
+    ConflictError,
+    DamagedError,
+    FormatError,
+    StorageError,
+)
+from simckpt.storage import ImportRecord, StoreFiles
+from simckpt.storage.durable import Disk
+
+
+def decoded(checkpoint) -> dict:
+    return {name: state.decode(each.leaves, each.structure) for name, each in checkpoint.read().items()}
+
+
+def assert_equal(found: dict, expected: dict) -> None:
+    assert list(found) == list(expected)
+    for name, tree_ in expected.items():
+        for key, value in tree_.items():
+            if isinstance(value, np.ndarray):
+                assert (found[name][key].dtype, found[name][key].shape) == (value.dtype, value.shape)
+                assert found[name][key].tobytes() == value.tobytes()
+            else:
+                assert found[name][key] == value
+
+
+def with_rows(path, count: int = 1000):
+    """A store whose checkpoint at step 2 has a replay buffer in a segment, and everything that is to be kept."""
+    store = simckpt.Store(path)
+    with store.start("a", experiment="sweep") as run:
+        run.configure(dict(VALUES))
+        checkpoint = save(run, 2, metrics={"eval/return": 1.5}, components={"agent/x": tree(2), "replay": rows(count)})
+    checkpoint.add_metrics({"eval/late": 7.0})
+    return store, checkpoint
+
+
+EXPECTED = {
+    "agent/x": tree(2),
+    "replay": {"observations": np.arange(4000, dtype=np.float32).reshape(1000, 4), "added": 1000},
+}
+
+
+@pytest.fixture(params=["checkpoint", "file"])
+def imported(request, tmp_path):
+    """A checkpoint, and a function that imports it into a store, straight or by way of a file."""
+    store, checkpoint = with_rows(tmp_path / "from")
+    source = checkpoint if request.param == "checkpoint" else checkpoint.export(tmp_path / "one.h5")
+    return store, checkpoint, lambda other, **options: other.import_checkpoint(source, **options)
+
+
+def test_an_imported_checkpoint_is_the_first_of_a_run_of_its_own(tmp_path, imported) -> None:
+    store, checkpoint, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    found = bring(other)
+    assert (found.run, found.seq, found.step, found.kind, found.parent) == ("a", 1, 2, "import", None)
+    assert found.id != checkpoint.id
+    assert found.metrics == {"eval/return": 1.5, "eval/late": 7.0}
+    assert (found.hyperparameters, found.versions, found.host, found.experiment) == (
+        VALUES, {"python": "3.11.7"}, "there", "sweep",
+    )  # fmt: skip
+    assert_equal(decoded(found), EXPECTED)
+    run = other.run("a")
+    assert run.record.imported == ImportRecord(store.id, "a", checkpoint.id)
+    assert run.hyperparameters == VALUES
+    assert run.latest() == found
+    assert run.branch is None
+
+
+def test_the_rows_of_an_imported_replay_buffer_lie_in_a_segment_again(tmp_path, imported) -> None:
+    _, _, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    found = bring(other)
+    (piece,) = found.leaves()["replay/observations"].pieces
+    assert piece.rows == 1000
+    other.files.verify("a", 1)
+
+
+def test_importing_twice_gives_the_checkpoint_that_is_there(tmp_path, imported) -> None:
+    _, checkpoint, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    found = bring(other)
+    assert bring(simckpt.Store(other.path)) == found
+    # by whichever way, under whichever name
+    assert other.import_checkpoint(checkpoint, run="b") == found
+    assert [run.name for run in other.runs()] == ["a"]
+    assert other.import_checkpoint(found) == found
+
+
+def test_an_imported_run_is_named_apart_from_those_that_are_there(tmp_path, imported) -> None:
+    _, _, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    other.start("a").close()
+    other.start("a-2").close()
+    assert bring(other).run == "a-3"
+    third = simckpt.Store(tmp_path / "third")
+    third.start("a").close()
+    with pytest.raises(ConflictError, match="exists already"):
+        bring(third, run="a")
+    assert bring(third, run="b").run == "b"
+
+
+def test_a_copy_that_was_pruned_is_made_anew_in_another_run(tmp_path, imported) -> None:
+    _, _, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    found = bring(other)
+    with other.start("a") as run:
+        save(run, 3, parent=found)
+    other.files.prune("a", 1, "old")
+    assert bring(other).run == "a-2"
+
+
+def test_an_import_that_was_cut_off_is_finished_by_the_next_one(tmp_path, imported) -> None:
+    _, _, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+
+    class Full(Disk):
+        full = False
+
+        def create(self, path):
+            if self.full and path.name == "state.h5":
+                raise OSError(errno.ENOSPC, "no room")
+            return super().create(path)
+
+    other.made()
+    disk = Full()
+    other._files = StoreFiles.open(other.path, disk=disk)
+    disk.full = True
+    with pytest.raises(StorageError, match="no room"):
+        bring(other)
+    assert [run.name for run in other.runs()] == ["a"]
+    assert list(other.path.glob("tmp/*")) == []
+    disk.full = False
+    assert bring(other).run == "a"
+    assert_equal(decoded(other.run("a").latest()), EXPECTED)
+    assert [run.name for run in other.runs()] == ["a"]
+
+
+def test_what_was_imported_is_found_while_somebody_trains_on_it(tmp_path, imported) -> None:
+    _, _, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    found = bring(other)
+    with other.start("a"):
+        assert bring(simckpt.Store(other.path)) == found
+
+
+def test_a_damaged_source_is_refused_before_anything_is_written(tmp_path) -> None:
+    store, checkpoint = with_rows(tmp_path / "from")
+    path = checkpoint.export(tmp_path / "one.h5")
+    (segment,) = (store.path / "segments").iterdir()
+    for file, source in ((segment, checkpoint), (path, path)):
+        content = bytearray(file.read_bytes())
+        place = content.find(np.arange(500, 520, dtype=np.float32).tobytes())
+        content[place] ^= 1
+        file.write_bytes(content)
+        other = simckpt.Store(tmp_path / f"to-{file.stem}")
+        with pytest.raises(DamagedError, match="replay/observations"):
+            other.import_checkpoint(source)
+        assert other.files.runs() == []
+
+
+def test_a_branch_in_another_store_imports_its_origin_first(tmp_path) -> None:
+    _, checkpoint = with_rows(tmp_path / "from")
+    other = simckpt.Store(tmp_path / "to")
+    trial = checkpoint.branch("a", {"epochs": 3}, store=other)
+    origin = trial.origin()
+    assert (trial.name, trial.hyperparameters["epochs"]) == ("a", 3)
+    assert (origin.run, origin.kind, origin.metrics["eval/return"]) == ("a-2", "import", 1.5)
+    assert origin.files.path == other.path
+    again = checkpoint.branch("b", store=other)
+    assert again.origin() == origin
+    assert checkpoint.branch("c", store=simckpt.Store(tmp_path / "from")).origin() == checkpoint
+
+
+def test_a_branch_that_is_refused_imports_nothing(tmp_path) -> None:
+    _, checkpoint = with_rows(tmp_path / "from")
+    other = simckpt.Store(tmp_path / "to")
+    for name, overrides, rng in (("b", {"epoch": 3}, "continue"), ("b", {}, "copy"), ("a/b", {}, "continue")):
+        with pytest.raises(ValueError, match=r"epoch|rng|a/b"):
+            checkpoint.branch(name, overrides, rng=rng, store=other)
+    assert other.files.runs() == []
+
+
+def test_the_script_of_the_origin_configures_a_branch_of_an_import_alike(tmp_path) -> None:
+    """What a rollback had changed is in force, and the command line may say what it said at first."""
+    store, origin = origin_run(tmp_path / "from")
+    with store.start("a") as run:
+        run.change_hyperparameters({"learning_rate": 1e-5})
+        changes = {"hyperparameters": {"learning_rate": 1e-5}}
+        back = save(run, 20, parent=origin, kind="rollback", rollback={"level": 1, "changes": changes})
+    other = simckpt.Store(tmp_path / "to")
+    trial = back.branch("b", {"epochs": 3}, store=other)
+    assert trial.hyperparameters == {**VALUES, "learning_rate": 1e-5, "epochs": 3}
+    with other.start("b") as run:
+        assert run.configure(dict(VALUES)) == {**VALUES, "learning_rate": 1e-5, "epochs": 3}
+
+
+def test_an_exported_file_opens_in_any_hdf5_viewer_and_holds_all_rows(tmp_path) -> None:
+    _, checkpoint = with_rows(tmp_path / "from")
+    path = checkpoint.export(tmp_path / "one.h5")
+    with h5py.File(path) as file:
+        assert set(file) == {"agent%2Fx", "replay"}
+        found = file["replay/observations"]
+        assert found.is_virtual is False
+        assert np.array_equal(found[...], EXPECTED["replay"]["observations"])
+        assert np.array_equal(file["agent%2Fx/weights"][...], tree(2)["weights"])
+    assert {path.name for path in tmp_path.iterdir()} == {"from", "one.h5"}
+
+
+def test_an_export_replaces_nothing(tmp_path) -> None:
+    _, checkpoint = with_rows(tmp_path / "from")
+    (tmp_path / "thesis.tex").write_text("chapter 1")
+    with pytest.raises(ConflictError, match="exists already"):
+        checkpoint.export(tmp_path / "thesis.tex")
+    assert (tmp_path / "thesis.tex").read_text() == "chapter 1"
+
+
+def test_every_damaged_record_of_an_exported_file_is_noticed(tmp_path) -> None:
+    """One bit flipped in each of a few hundred bytes of its last part, which holds the records."""
+    _, checkpoint = with_rows(tmp_path / "from", count=1)
+    path = checkpoint.export(tmp_path / "one.h5")
+    content = path.read_bytes()
+    start = content.find(b'{\n "format": "simckpt run"')
+    assert start > 0
+    other = simckpt.Store(tmp_path / "to")
+    for place in range(start, len(content), 97):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        with pytest.raises((DamagedError, FormatError)):
+            other.import_checkpoint(path)
+    assert other.files.runs() == []
+
+
+@pytest.mark.parametrize("kept", [0, 31, 33, -1, -33, -200])
+def test_a_file_that_ends_too_early_is_refused(tmp_path, kept: int) -> None:
+    _, checkpoint = with_rows(tmp_path / "from", count=1)
+    path = checkpoint.export(tmp_path / "one.h5")
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises((DamagedError, FormatError)):
+        simckpt.Store(tmp_path / "to").import_checkpoint(path)
+
+
+def test_other_files_are_no_exported_checkpoints(tmp_path) -> None:
+    other = simckpt.Store(tmp_path / "to")
+    with pytest.raises(FileNotFoundError):
+        other.import_checkpoint(tmp_path / "absent.h5")
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["x"] = np.zeros(100)
+    with pytest.raises(FormatError, match=r"no checkpoint that Checkpoint\.export wrote"):
+        other.import_checkpoint(tmp_path / "plain.h5")
+    (tmp_path / "long").write_bytes(b"x" * 100 + b"simckpt export ffffffffffffffff\n")
+    with pytest.raises(FormatError, match="directory"):
+        other.import_checkpoint(tmp_path / "long")
+
+
+def test_an_export_that_fails_leaves_no_file(tmp_path) -> None:
+    _, checkpoint = with_rows(tmp_path / "from")
+
+    class Broken(Disk):
+        def fsync(self, descriptor):
+            raise OSError(errno.EIO, "broken")
+
+    files = StoreFiles.open(tmp_path / "from", disk=Broken())
+    with pytest.raises(StorageError, match="broken"):
+        files.export("a", checkpoint.seq, tmp_path / "one.h5", metrics={})
+    assert [path.name for path in tmp_path.iterdir()] == ["from"]
