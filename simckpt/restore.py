@@ -17,6 +17,7 @@ from simckpt.errors import (
     UnsupportedStateError,
 )
 from simckpt.storage.names import encode_part
+from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
     from simckpt.storage import LeafRecord
@@ -152,21 +153,85 @@ def rehearse(bound: Mapping[str, BoundComponent]) -> None:
             raise UnsupportedStateError(message, path=name, type_name=type(component.handle).__name__) from error
 
 
-def apply(bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded], *, source: str) -> None:
+def apply(
+    bound: Mapping[str, BoundComponent],
+    saved: Mapping[str, state.Encoded],
+    *,
+    source: str,
+    adjustment: Adjustment | None = None,
+) -> None:
     """Puts the saved states into the live objects: all of them, or none.
 
     Args:
-        bound: the components to restore, in order; each needs an entry in `saved`.
+        bound: the components to restore, in order; each needs an entry in `saved`, unless it stays untouched.
         saved: what was read and verified, by component.
         source: the checkpoint's name for messages.
+        adjustment: what is to differ from the saved states. What its `then` raises comes out as it is, after everything
+            was put back.
 
     Raises:
+        ConfigurationError: the adjustment leaves something untouched that is not there; nothing was touched.
         StateMismatchError: the states do not fit; all problems of all components are listed, nothing was touched.
         RestoreError: a component failed while it was being changed; all were put back.
         HalfRestoredError: it failed, and something could not be put back; such as a log, of which no copy is kept.
     """
+    adjustment = Adjustment() if adjustment is None else adjustment
+    kept = _kept_variables(bound, adjustment.untouched)
+    bound = {name: component for name, component in bound.items() if name not in adjustment.untouched}
     undo = capture({name: component for name, component in bound.items() if component.order != LOGS})
     states = decode(bound, saved, undo, source=source)
+    _adjust(states, undo, kept, adjustment.seed)
+    _validate(bound, states, source=source)
+    touched: list[str] = []
+    doing = ""
+    try:
+        for name, component in bound.items():
+            touched.append(name)
+            doing = f"component {name!r}"
+            # nobody else holds this state: it need not be copied once more
+            getattr(component.handle, "take", component.handle.apply)(states.pop(name))
+        doing = ""
+        if adjustment.then is not None:
+            adjustment.then()
+    except BaseException as error:
+        _put_back(bound, undo, touched, source=source, error=error)
+        if not (doing and isinstance(error, Exception)):
+            raise
+        reason = str(error) if isinstance(error, SimckptError) else f"{type(error).__name__}: {error}"
+        message = f"restoring {source}: {doing} failed: {reason}. "
+        raise RestoreError(message + "All live objects are as they were before the restore.") from error
+
+
+def _kept_variables(bound: Mapping[str, BoundComponent], untouched: frozenset[str]) -> dict[str, list[str]]:
+    """Returns {component: variables} of the variables that stay as the program has them."""
+    kept: dict[str, list[str]] = {}
+    for place in sorted(untouched - set(bound)):
+        name, _, variable = place.rpartition("/")
+        if name not in bound:
+            message = f"{place!r} cannot be left as it is: there is no such component{nearest(place, bound)}"
+            raise ConfigurationError(message, keys=[place])
+        if not isinstance(getattr(bound[name].handle, "obj", None), state.LoopState):
+            message = f"{place!r} cannot be left as it is: {name!r} is no LoopState; leave the whole component as it is"
+            raise ConfigurationError(message, keys=[place])
+        if name not in untouched:
+            kept.setdefault(name, []).append(variable)
+    return kept
+
+
+def _adjust(states: dict[str, Any], live: Mapping[str, Any], kept: Mapping[str, list[str]], seed: str | None) -> None:
+    """Changes the decoded states: streams derived anew, and of some variables the live value or none."""
+    if seed is not None:
+        for name, tree in states.items():
+            state.reseed(tree, f"{seed} {name}")
+    for name, variables in kept.items():
+        if isinstance(states[name], dict):
+            for variable in variables:
+                states[name].pop(variable, None)
+                if variable in live[name]:
+                    states[name][variable] = live[name][variable]
+
+
+def _validate(bound: Mapping[str, BoundComponent], states: Mapping[str, Any], *, source: str) -> None:
     problems: list[str] = []
     for name, component in bound.items():
         try:
@@ -177,19 +242,6 @@ def apply(bound: Mapping[str, BoundComponent], saved: Mapping[str, state.Encoded
         listing = "\n  ".join(problems)
         message = f"{source} does not fit the live objects, which are untouched:\n  {listing}"
         raise StateMismatchError(message, problems=problems)
-    touched: list[str] = []
-    try:
-        for name, component in bound.items():
-            touched.append(name)
-            # nobody else holds this state: it need not be copied once more
-            getattr(component.handle, "take", component.handle.apply)(states.pop(name))
-    except BaseException as error:
-        _put_back(bound, undo, touched, source=source, error=error)
-        if not isinstance(error, Exception):
-            raise
-        reason = str(error) if isinstance(error, SimckptError) else f"{type(error).__name__}: {error}"
-        message = f"restoring {source}: component {touched[-1]!r} failed: {reason}. "
-        raise RestoreError(message + "All live objects are as they were before the restore.") from error
 
 
 def decode(

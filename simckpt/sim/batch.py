@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from simckpt.state.nodes import ObjectState
 from simckpt.state.registry import ContainerKind, add_container, register_container
+from simckpt.state.reseeding import openers
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _MISSING = object()
@@ -84,6 +85,12 @@ class Batched:
         if self._joined is _MISSING:
             self._joined = stack(self.trees)
         return self._joined
+
+    def open(self) -> list[Any]:
+        """Returns the tree of each env, to be changed in place; the joined tree is made anew afterwards."""
+        trees = self.trees
+        self._joined = _MISSING
+        return trees
 
 
 def stack(trees: Sequence[Any]) -> Any:
@@ -345,3 +352,4 @@ register_container(
     lambda node: ([("", node.joined)], {"num_envs": len(node)}),
     lambda meta, children: Batched(joined=children[0][1], num_envs=meta["num_envs"]),
 )
+openers[Batched] = Batched.open

@@ -150,6 +150,25 @@ def compare_leaves(a: Leaf, b: Leaf) -> tuple[str, float | None] | None:
     return what, _largest(apart, numbers_a, numbers_b)
 
 
+def leaf_distance(a: Leaf, b: Leaf) -> tuple[float, float] | None:
+    """Returns how far apart two leaves are: relative to the first, in Euclidean norms, and at most, absolutely.
+
+    Elements that are NaN in both or equal infinities are no distance apart; None is for what has no distance: other
+    shapes or dtypes, or no numbers.
+    """
+    if (a.kind, a.dtype, tuple(a.shape)) != (b.kind, b.dtype, tuple(b.shape)):
+        return None
+    with np.errstate(all="ignore"):
+        numbers_a, numbers_b = _numbers(a), _numbers(b)
+        if numbers_a is None or numbers_b is None:
+            return None
+        same = (numbers_a == numbers_b) | (np.isnan(numbers_a) & np.isnan(numbers_b))
+        apart = np.where(same, 0, np.abs(numbers_a - numbers_b))
+        norm, scale = (float(np.sqrt(np.sum(np.square(np.abs(each))))) for each in (apart, numbers_a))
+    relative = 0.0 if norm == 0 else norm / scale if scale else math.inf
+    return relative, float(np.max(apart)) if apart.size else 0.0
+
+
 def _largest(apart: Any, a: Any, b: Any) -> float:
     both_nan = np.isnan(a) & np.isnan(b)
     return float(np.max(np.where(both_nan, 0, apart))) if apart.size else 0.0

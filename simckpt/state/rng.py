@@ -16,7 +16,7 @@ from simckpt.state.walk import Walker, qualified_name
 # the last index into the word tables of MT19937 and Philox
 _POSITIONS = {"pos": 624, "buffer_pos": 4}
 # a file may name these and no others
-_BIT_GENERATORS = {
+BIT_GENERATORS = {
     cls.__name__: cls
     for cls in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
@@ -275,7 +275,7 @@ def new_generator(state: dict[str, Any]) -> Any:
     kind = state.get("type") if isinstance(state, dict) else None
     generator: Any
     if kind in ("numpy.Generator", "numpy.BitGenerator", "numpy.RandomState"):
-        cls = _BIT_GENERATORS.get(state.get("bit_generator", ""))
+        cls = BIT_GENERATORS.get(state.get("bit_generator", ""))
         if cls is None:
             raise StateMismatchError(f"{str(state.get('bit_generator'))[:80]!r} is not one of numpy's bit generators")
         seeds = state.get("seed_sequence")
@@ -325,7 +325,7 @@ def _find(obj: Any) -> Handler | None:
     known: tuple[type, ...] = (np.random.Generator, np.random.RandomState, random.Random)
     if (
         type(obj) in known
-        or type(obj) in _BIT_GENERATORS.values()
+        or type(obj) in BIT_GENERATORS.values()
         or (torch is not None and type(obj) is torch.Generator)
     ):
         return container_handler(container_kinds["generator"])
