@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import simckpt
-from simckpt.comparison import compare, fingerprint
+from simckpt.comparison import compare, distances, fingerprint
 
 
 @pytest.fixture
@@ -125,3 +125,75 @@ with simckpt.Store(sys.argv[1]).start("a") as run:
     assert {"rng/python", "rng/numpy"} <= set(unchanged.exempt)
     assert {difference.path.split("/")[0] for difference in unchanged.differences} == {"checkpointer"}
     assert any(difference.path.startswith("rng/numpy") for difference in compare(second, third).differences)
+
+
+def test_hyperparameters_that_differ_are_told_beside_the_leaves(store) -> None:
+    checkpoints = []
+    for name, values in (
+        ("a", {"lr": 1e-3, "n": 1, "net": {"size": 64, "act": "tanh"}}),
+        ("b", {"lr": 1e-4, "n": 1.0}),
+    ):
+        with store.start(name) as run:
+            run.configure({**values, "net": values.get("net", {"size": 32, "act": "tanh"})})
+            checkpointer = run.checkpointer({"loop": simckpt.LoopState(x=1)}, save_when=simckpt.EverySteps(1))
+            checkpoints.append(checkpointer.save(1))
+    result = compare(*checkpoints)
+    assert result.identical
+    assert [(each.name, each.values) for each in result.hyperparameters] == [
+        ("lr", {"a": 1e-3, "b": 1e-4}),
+        ("n", {"a": 1, "b": 1.0}),
+        ("net.size", {"a": 64, "b": 32}),
+    ]
+    assert result.hyperparameters[1].text("b") == "1.0"
+    assert compare(checkpoints[0], checkpoints[0]).hyperparameters == ()
+
+
+def test_a_hyperparameter_of_one_alone_is_told(store) -> None:
+    a, b = looped(store, "a", x=1), looped(store, "b", x=1)
+    assert compare(a, b).hyperparameters == ()
+    with store.start("c") as run:
+        run.configure({"clip": 0.2})
+        checkpointer = run.checkpointer({"loop": simckpt.LoopState(x=1)}, save_when=simckpt.EverySteps(1))
+        c = checkpointer.save(1)
+    (found,) = compare(a, c).hyperparameters
+    assert (found.name, found.values, found.text("a")) == ("clip", {"b": 0.2}, "none of that name")
+
+
+def test_distances_are_relative_to_the_first(store) -> None:
+    one = {
+        "x": np.array([3.0, 4.0]),
+        "same": np.ones(3),
+        "zero": np.zeros(2),
+        "n": np.arange(4),
+        "text": np.array(["a"]),
+    }
+    other = {
+        "x": np.array([3.0, 4.5]),
+        "same": np.ones(3),
+        "zero": np.array([0.0, 2.0]),
+        "n": np.arange(5),
+        "text": np.array(["b"]),
+    }
+    found = {each.path: each for each in distances(looped(store, "a", **one), looped(store, "b", **other))}
+    assert (found["loop/x"].relative, found["loop/x"].max_abs) == (0.1, 0.5)
+    assert (found["loop/same"].relative, found["loop/same"].max_abs) == (0.0, 0.0)
+    assert (found["loop/zero"].relative, found["loop/zero"].max_abs) == (np.inf, 2.0)
+    assert (found["loop/n"].relative, found["loop/n"].max_abs) == (None, None)
+    assert found["loop/text"].relative is None
+    assert found["loop/x"].component == "loop"
+    assert not any(path.endswith("_tree") for path in found)
+
+
+def test_distances_look_at_the_components_that_are_named(store) -> None:
+    a, b = (
+        saved(store, name, one=simckpt.LoopState(x=np.ones(2)), two=simckpt.LoopState(y=np.ones(2))) for name in "ab"
+    )
+    assert [each.path for each in distances(a, b, {"two"})] == ["two/y"]
+
+
+def test_a_comparison_shows_itself_in_a_notebook(store) -> None:
+    a, b = looped(store, "a", **{"<x>": np.zeros(2)}), looped(store, "b", **{"<x>": np.ones(2)})
+    html = compare(a, b)._repr_html_()
+    assert "&lt;x&gt;" in html
+    assert "2 of 2 elements differ" in html
+    assert "identical" in compare(a, a)._repr_html_()

@@ -27,10 +27,11 @@ LAYERS = [
         "redaction",
         "arguments",
         "suggest",
+        "presentation",
         "catalog",
         "query",
     },
-    {"checkpointer", "background", "decisions", "signals", "rollback", "branching"},
+    {"checkpointer", "saver", "background", "loop_end", "resuming", "decisions", "signals", "rollback", "branching"},
     {"cli", "plots", "testing"},
     {"__main__"},
 ]

@@ -19,5 +19,5 @@ def test_the_wheel_holds_the_library_alone(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"simckpt"}
-    for needed in ("simckpt/py.typed", "simckpt/storage/FORMAT.md", "simckpt/README.md", "simckpt/cli.py"):
+    for needed in ("simckpt/py.typed", "simckpt/storage/FORMAT.md", "simckpt/README.md", "simckpt/cli/__init__.py"):
         assert needed in names
