@@ -4,39 +4,55 @@ import simckpt
 
 PUBLIC = [
     "AtSteps",
+    "BranchWarning",
+    "Call",
     "Checkpoint",
     "Checkpointer",
     "EXIT_REQUEUE",
     "EveryMinutes",
     "EverySteps",
+    "Hyperparameters",
     "KeepAll",
     "KeepBest",
     "KeepEvery",
     "KeepLast",
+    "KeepRows",
     "KeepTagged",
+    "LocalEngine",
     "LoopState",
     "MaxBytes",
     "OnBest",
     "OnException",
     "OnSignal",
     "OverheadBudget",
+    "PopulationBasedTraining",
     "RNGStreams",
+    "Range",
+    "RayEngine",
     "ReplayBuffer",
     "ReplayWarning",
+    "Reseed",
+    "RollbackPolicy",
+    "RolledBack",
     "Run",
     "SaveFailedWarning",
+    "Scale",
+    "SetTo",
     "SimckptError",
     "SimckptWarning",
+    "SlurmEngine",
     "SnapshotEnv",
     "SnapshotVectorEnv",
     "Store",
     "UpkeepWarning",
     "VersionWarning",
     "async_worker",
+    "fan_out",
     "make_vec",
     "register_adapter",
     "register_replay_adapter",
     "register_stateless",
+    "supervise",
 ]
 
 
@@ -53,3 +69,8 @@ def test_every_public_name_is_there_and_documented() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(simckpt, "Restore")
     assert dir(simckpt) == PUBLIC
+
+
+def test_packages_of_public_names_need_no_import_of_their_own() -> None:
+    assert callable(simckpt.plots.returns)
+    assert callable(simckpt.testing.assert_exact_resume)

@@ -1,0 +1,306 @@
+"""One branch to train somewhere else, as a job that JSON can hold; and the command that runs such a job from a file.
+
+    python -m simckpt.branching.jobs JOB.json RESULT.json
+
+A job names its functions by module, or by file where a script defines them: nothing is pickled, and the machine that
+runs it needs the same files and the same Python environment, at the same paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import platform
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from simckpt.errors import CheckpointNotFoundError, ConfigurationError, RunLockedError, StoreError
+from simckpt.rollback import supervise
+from simckpt.run import Run
+from simckpt.signals import EXIT_REQUEUE
+from simckpt.storage import claims, durable
+from simckpt.store import Store
+
+Train = Callable[[str, str], object] | Sequence[str]
+
+COMPLETE = "complete"  # tag of the head of a branch whose training has returned
+_SPAWNED = "__mp_main__"  # what multiprocessing calls the main module of the parent
+_MAIN = ("__main__", _SPAWNED)
+_PATIENCE = 30.0  # for a process of this machine that still writes the branch but is about to end [s]
+
+
+def train_branch(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains one branch to its end in this process, and returns {"status", "error", "seconds"}.
+
+    The status is "complete" (the head is tagged so), "interrupted" (a signal ended it after a save, with exit code 75)
+    or "failed"; the error is a traceback. A branch that is complete already is not trained again. Re-entered after a
+    rollback, as by `simckpt.supervise`.
+
+    Args:
+        job: as `branch_job` makes it.
+    """
+    started = time.perf_counter()
+    status, error = "complete", ""
+    try:
+        _write_to(job["log"])
+        sys.path.extend(entry for entry in job["path"] if entry not in sys.path)
+        store = Store(job["store"])
+        if is_complete(store.run(job["run"])):
+            return _ended("complete", "", started)
+        _wait_for_claim(store, job["run"])
+        _supervise(function_of(job["train"]), job["store"], job["run"])
+        mark_complete(store.run(job["run"]))
+    except SystemExit as exit:
+        if exit.code == EXIT_REQUEUE:
+            status, error = "interrupted", "ended by a signal after a save"
+        else:
+            status, error = "failed", traceback.format_exc()
+    except Exception:
+        status, error = "failed", traceback.format_exc()
+    if error:
+        print(error, file=sys.stderr, flush=True)
+    return _ended(status, error, started)
+
+
+def _supervise(train: Callable[[str, str], object], store: str, run: str) -> None:
+    try:
+        supervise(train, store, run)
+    except SystemExit as exit:
+        # a script's main() may end that way, and well
+        if exit.code not in (None, 0):
+            raise
+
+
+def _ended(status: str, error: str, started: float) -> dict[str, Any]:
+    return {"status": status, "error": error, "seconds": time.perf_counter() - started}
+
+
+def branch_job(store: Path, run: str, train: Train, *, log: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Returns the job of training one branch, for `train_branch`.
+
+    Args:
+        store: the store's folder.
+        run: the branch's name.
+        train: called with the store's folder and the run's name; or the command line of a script.
+        log: file that takes what the training prints; None leaves it to the engine.
+
+    Raises:
+        ConfigurationError: another process cannot find `train`.
+    """
+    return {
+        "store": str(store),
+        "run": run,
+        "train": described(train if callable(train) else _script(train)),
+        "path": [str(Path(entry).absolute()) for entry in sys.path],
+        "log": None if log is None else str(Path(log).absolute()),
+    }
+
+
+def _script(command: Sequence[str]) -> Callable[..., Any]:
+    if isinstance(command, str) or not command or not Path(command[0]).is_file():
+        raise ConfigurationError(
+            f"train is a function or the command line of a Python script, [path, flag, ...], got {command!r}",
+            keys=["train"],
+        )
+    return functools.partial(run_script, script=str(Path(command[0]).absolute()), flags=list(map(str, command[1:])))
+
+
+def is_complete(run: Run) -> bool:
+    """Returns whether a branch was trained to its end: its head is tagged "complete"."""
+    # what cannot be read is not complete, and its training will tell
+    with contextlib.suppress(StoreError):
+        return COMPLETE in run.latest().tags
+    return False
+
+
+def mark_complete(run: Run) -> None:
+    """Tags the head; a branch without a checkpoint of its own has done nothing that would be lost."""
+    with contextlib.suppress(CheckpointNotFoundError):
+        run.latest().tag(COMPLETE)
+
+
+def _wait_for_claim(store: Store, run: str) -> None:
+    """Waits until nobody writes the branch: what an interrupted fan-out has left may still be about to end.
+
+    A job that was killed with its machine and put back into the queue waits until its old claim is stale.
+    """
+    started = time.monotonic()
+    while True:
+        try:
+            return store.files.claim(run).release()
+        except RunLockedError as error:
+            patience = _PATIENCE if error.host == platform.node() else _PATIENCE + claims.STALE_AFTER
+            if time.monotonic() - started > patience:
+                raise
+        time.sleep(0.2)
+
+
+def made_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns the absolute path of a folder after making what is missing of it; raises StorageError."""
+    folder = Path(path).absolute()
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    return durable.make_folders(durable.Disk(), existing, *folder.relative_to(existing).parts)
+
+
+def _write_to(log: str | None) -> None:
+    """Sends what this process and its children print into a file from now on."""
+    if log is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with durable.translated(Path(log)):
+            descriptor = durable.Disk().open_log(Path(log))
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+
+
+def described(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns what another process needs to find a function, as values that JSON can hold.
+
+    Args:
+        function: of a module or a script, at its top level; or a `functools.partial` of one.
+
+    Raises:
+        ConfigurationError: another process cannot find it, or arguments of the partial that JSON cannot hold.
+    """
+    inner: Any = function
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
+    if isinstance(function, functools.partial):
+        inner, arguments, keywords = function.func, function.args, function.keywords
+    shown = getattr(inner, "__qualname__", repr(inner))
+    if not inspect.isfunction(inner) or not shown.isidentifier():
+        raise ConfigurationError(
+            f"another process cannot find {shown}: give a function at the top level of a module or script, or a "
+            f"functools.partial of one",
+            keys=["train"],
+        )
+    module, file = inner.__module__, None
+    main = module in _MAIN
+    if main:
+        script = sys.modules[module]
+        spec = getattr(script, "__spec__", None)
+        if spec is not None and spec.name not in _MAIN:
+            module = spec.name  # python -m
+        elif getattr(script, "__file__", None):
+            file = str(Path(str(script.__file__)).absolute())
+        else:
+            raise ConfigurationError(
+                f"another process cannot find {shown}, which was defined in a notebook or at a prompt: put it into a "
+                f"module",
+                keys=["train"],
+            )
+    try:
+        json.dumps([arguments, keywords], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"the arguments of {shown} are more than JSON can hold: {error}") from error
+    return {
+        "module": module,
+        "file": file,
+        "main": main,
+        "name": shown,
+        "arguments": list(arguments),
+        "keywords": keywords,
+    }
+
+
+def function_of(description: Mapping[str, Any]) -> Callable[..., Any]:
+    """Returns the function that `described` described; imports its module, or runs its script but for its main part."""
+    if description["main"]:
+        module = _main_module(description["module"], description["file"])
+    else:
+        module = importlib.import_module(description["module"])
+    function = getattr(module, description["name"])
+    if description["arguments"] or description["keywords"]:
+        function = functools.partial(function, *description["arguments"], **description["keywords"])
+    found: Callable[..., Any] = function
+    return found
+
+
+def _main_module(name: str, file: str | None) -> ModuleType:
+    """Returns what was the main module of the process that described a function, as the main module of this one.
+
+    Checkpoints name the classes and functions of a script `__main__.<name>`. To be found when a branch is restored,
+    they have these names here, too.
+    """
+    own = sys.modules["__main__"]
+    if file is not None and own.__name__ == "__main__" and _is_file(own, file):
+        return own
+    loaded = sys.modules.get(_SPAWNED)
+    if file is None:
+        module = importlib.import_module(name)
+    elif loaded is not None and _is_file(loaded, file):
+        module = loaded
+    else:
+        module = _loaded(file)
+    for value in list(vars(module).values()):
+        if isinstance(value, FunctionType | type) and value.__module__ == module.__name__:
+            value.__module__ = "__main__"
+    module.__name__ = "__main__"
+    sys.modules["__main__"] = module
+    return module
+
+
+def _is_file(module: ModuleType, file: str) -> bool:
+    return os.path.realpath(str(getattr(module, "__file__", None))) == os.path.realpath(file)
+
+
+def _loaded(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_SPAWNED, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses and the like look their module up by its name
+    sys.modules[_SPAWNED] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_script(store: str, run: str, *, script: str, flags: Sequence[str]) -> None:
+    """Runs a script as `python SCRIPT FLAGS --store STORE --run RUN` does, in this process."""
+    sys.argv = [script, *flags, "--store", store, "--run", run]
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def call_file(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    """Returns the content of a job file: `function(*arguments)`.
+
+    Raises:
+        ConfigurationError: another process cannot find the function, or arguments that JSON cannot hold.
+    """
+    try:
+        return json.dumps({"call": described(function), "arguments": arguments}, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"the arguments of {function!r} are more than JSON can hold: {error}") from error
+
+
+def main(job: Path, result: Path) -> int:
+    """Runs a job file, writes what the function returned, and returns the exit code.
+
+    Returns 75 if a branch was interrupted: start the same command again; there is no result yet.
+    """
+    call = json.loads(job.read_bytes())
+    value = function_of(call["call"])(*call["arguments"])
+    if isinstance(value, dict) and value.get("status") == "interrupted":
+        return EXIT_REQUEUE
+    disk = durable.Disk()
+    partial = result.with_name(f"{result.name}.{os.getpid()}")
+    durable.write_record(disk, partial, json.dumps(value).encode())
+    durable.replace_file(disk, partial, result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(Path, sys.argv[1:])))

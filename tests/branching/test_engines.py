@@ -1,0 +1,108 @@
+"""Processes of this machine as an engine: they fail, die and end each for itself."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import fan_out_loops as loops
+import pytest
+from fan_out_loops import alive, until
+
+from simckpt.branching.engines import LocalEngine
+from simckpt.errors import ConfigurationError, WorkerDiedError, WorkerFailedError
+
+
+def test_results_come_back_in_any_order() -> None:
+    with LocalEngine(2) as engine:
+        futures = [engine.submit(loops.double, value) for value in range(3)]
+        assert [future.result(60) for future in reversed(futures)] == [4, 2, 0]
+        assert all(future.done() and not future.running() for future in futures)
+
+
+def test_a_call_that_dies_or_fails_takes_no_other_with_it() -> None:
+    with LocalEngine(1) as engine:
+        died, failed, good = (engine.submit(fn, 3) for fn in (loops.die, loops.fail, loops.double))
+        with pytest.raises(WorkerDiedError, match="killed by SIGKILL") as caught:
+            died.result(60)
+        assert caught.value.exit_code == -signal.SIGKILL
+        with pytest.raises(WorkerFailedError, match="ValueError: no 3"):
+            failed.result(60)
+        assert good.result(60) == 6
+
+
+def test_a_call_that_is_deaf_to_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
+    noted = tmp_path / "pids"
+    with LocalEngine(1, grace=0.2) as engine:
+        future, waiting = engine.submit(loops.leave_children, str(noted)), engine.submit(loops.double, 1)
+        until(noted.exists)
+        assert future.running()
+        assert not waiting.running()
+        assert waiting.cancel()
+        assert future.cancel()
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            future.result(60)
+        with pytest.raises(CancelledError):
+            waiting.result(60)
+    pids = [int(pid) for pid in noted.read_text().split()]
+    until(lambda: not any(map(alive, pids)))
+
+
+def test_calls_end_when_the_program_that_made_them_is_killed(tmp_path: Path) -> None:
+    noted = tmp_path / "pids"
+    code = "import sys; sys.path[:0] = sys.argv[2:]\nimport fan_out_loops as loops\n"
+    code += (
+        "from simckpt.branching.engines import LocalEngine\nLocalEngine(1).submit(loops.leave_children, sys.argv[1])"
+    )
+    program = subprocess.Popen([sys.executable, "-c", code, str(noted), *sys.path])
+    until(noted.exists)
+    pids = [int(pid) for pid in noted.read_text().split()]
+    assert all(map(alive, pids))
+    program.kill()
+    program.wait()
+    until(lambda: not any(map(alive, pids)))
+
+
+def test_leaving_the_block_ends_what_is_left(tmp_path: Path) -> None:
+    noted = tmp_path / "pids"
+    with LocalEngine(1, grace=0.2) as engine:
+        engine.submit(loops.leave_children, str(noted))
+        until(noted.exists)
+    assert not any(alive(int(pid)) for pid in noted.read_text().split())
+
+
+def test_what_cannot_be_sent_is_told() -> None:
+    with LocalEngine(1) as engine, pytest.raises(ConfigurationError, match="a function of a module"):
+        engine.submit(lambda: 1).result(60)
+
+
+def test_workers_are_at_least_one() -> None:
+    with pytest.raises(ConfigurationError, match="max_workers"):
+        LocalEngine(0)
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from simckpt.branching.engines import LocalEngine\n"
+        "def one(): return 1\n"
+        "with LocalEngine(1) as engine:\n"
+        "    engine.submit(one).result(60)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path)
+    assert "put `if __name__ == '__main__':` around" in done.stderr
+    assert done.returncode == 1
+
+
+def test_a_standard_executor_follows_the_protocol() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from simckpt.branching.engines import Engine
+
+    def submitted(engine: Engine) -> object:
+        return engine.submit(os.path.basename, "a/b").result(60)
+
+    with ThreadPoolExecutor(1) as executor:
+        assert submitted(executor) == "b"

@@ -1,0 +1,387 @@
+"""Training many branches: each for itself, whatever happens to the others or to the fan-out."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import fan_out_loops as loops
+import pytest
+from fan_out_loops import alive, until
+
+import simckpt
+from simckpt.branching.engines import LocalEngine
+from simckpt.branching.fan_out import FanOut, fan_out
+from simckpt.branching.tracking import BranchResult
+from simckpt.comparison import compare
+from simckpt.errors import ConfigurationError, InvalidNameError
+
+RATES: dict[str, dict[str, Any]] = {"slow": {"rate": 0.5}, "same": {}, "cubic": {"power": 3}}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def origin(store: Path) -> simckpt.Checkpoint:
+    return loops.make_origin(store)
+
+
+class HereEngine:
+    """Runs each call at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> "Answer":
+        return Answer(fn(*args))
+
+
+class Answer:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self.value
+
+    def running(self) -> bool:
+        return False
+
+    def done(self) -> bool:
+        return True
+
+    def cancel(self) -> bool:
+        return False
+
+
+def here(origin: simckpt.Checkpoint, variants: Mapping[str, Any], train: Any = loops.train, **options: Any) -> FanOut:
+    return fan_out(origin, variants, train, engine=HereEngine(), progress=False, **options)
+
+
+def trouble(store: Path, **troubles: str) -> None:
+    for name, kind in troubles.items():
+        (store.parent / f"{name}.trouble").write_text(kind)
+
+
+def statuses(result: FanOut) -> dict[str, str]:
+    return {name: each.status for name, each in result.items()}
+
+
+def test_each_variant_becomes_a_branch_that_is_trained_to_its_end(origin: simckpt.Checkpoint, store: Path) -> None:
+    result = fan_out(origin, RATES, loops.train, engine=LocalEngine(2), progress=False)
+    assert result.complete
+    assert list(result) == list(RATES)
+    for name, overrides in RATES.items():
+        run = simckpt.Store(store).run(name)
+        assert run.origin() == origin
+        assert dict(run.overrides) == overrides
+        head = run.latest()
+        assert (head.step, head.tags) == (40, {"complete"})
+        each = result[name]
+        assert (each.step, each.metrics, each.overrides) == (40, head.metrics, overrides)
+        assert each.seconds is not None
+        assert each.seconds > 0
+    # all of them began at the origin
+    assert sorted(loops.trained(store)) == sorted((name, 10) for name in RATES)
+
+
+def test_a_branch_equals_the_one_that_was_trained_by_hand(origin: simckpt.Checkpoint, store: Path) -> None:
+    here(origin, {"fanned": {"rate": 0.5}})
+    origin.branch("by-hand", overrides={"rate": 0.5})
+    loops.train(str(store), "by-hand")
+    by_hand, fanned = (simckpt.Store(store).run(name).latest() for name in ("by-hand", "fanned"))
+    assert compare(by_hand, fanned).identical
+
+
+def test_branches_that_fail_or_die_sink_no_others(origin: simckpt.Checkpoint, store: Path) -> None:
+    trouble(store, slow="raises", cubic="dies", exits="exits")
+    variants = {**RATES, "exits": {}}
+    result = fan_out(origin, variants, loops.train, engine=LocalEngine(2), progress=False)
+    assert statuses(result) == {"slow": "failed", "same": "complete", "cubic": "died", "exits": "failed"}
+    assert not result.complete
+    assert "ValueError: the gradient is gone" in result["slow"].error
+    assert "in happen" in result["slow"].error
+    assert "killed by SIGKILL" in result["cubic"].error
+    assert "out of luck" in result["exits"].error
+    assert [result[name].step for name in variants] == [20, 40, 20, 20]
+
+    # the trouble is over: what is missing goes on where it was, what is complete is left alone
+    for name in ("slow", "cubic", "exits"):
+        (store.parent / f"{name}.trouble").unlink()
+    before = len(loops.trained(store))
+    again = here(origin, variants)
+    assert again.complete
+    assert loops.trained(store)[before:] == [("slow", 20), ("cubic", 20), ("exits", 20)]
+    assert again["same"].seconds is None
+
+
+DRIVER = """
+import sys
+sys.path[:0] = sys.argv[2:]
+import fan_out_loops as loops
+import simckpt
+from test_fan_out import RATES, LocalEngine, fan_out
+if __name__ == "__main__":
+    origin = simckpt.Store(sys.argv[1]).run("origin").at(step=10)
+    fan_out(origin, {**RATES, "last": {"rate": 2.0}}, loops.train, engine=LocalEngine(2), progress=False)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "stopped_at"), [(signal.SIGKILL, "hangs", 20), (signal.SIGINT, "waits", 28)]
+)
+def test_an_interrupted_fan_out_started_again_runs_only_what_is_missing(
+    origin: simckpt.Checkpoint, store: Path, number: signal.Signals, kind: str, stopped_at: int
+) -> None:
+    # the second and the last never end: the first and the third are complete when both of them run
+    trouble(store, same=kind, last=kind)
+    script = store.parent / "driver.py"
+    script.write_text(DRIVER)
+    driver = subprocess.Popen([sys.executable, str(script), str(store), *sys.path], stderr=subprocess.PIPE, text=True)
+    opened = simckpt.Store(store)
+
+    def both_have_run() -> bool:
+        runs = [name for name in ("same", "last") if name in loops.processes(store)]
+        assert driver.poll() is None
+        return len(runs) == 2 and all(opened.files.sequence(name) for name in runs)
+
+    until(both_have_run)
+    driver.send_signal(number)
+    _, errors = driver.communicate()
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in errors
+    for name in ("same", "last"):
+        (store.parent / f"{name}.trouble").unlink()
+        pid = loops.processes(store)[name]
+        until(lambda pid=pid: not alive(pid))
+
+    before = len(loops.trained(store))
+    result = here(origin, {**RATES, "last": {"rate": 2.0}})
+    assert result.complete
+    # Ctrl-C lets the branches save first; a kill takes them along
+    assert loops.trained(store)[before:] == [("same", stopped_at), ("last", stopped_at)]
+    # and it ends where the origin would have ended
+    with simckpt.Store(store).start("origin") as run:
+        loops.train_run(run, until=40)
+    assert compare(opened.run("origin").latest(), opened.run("same").latest()).identical
+
+
+def test_a_branch_past_its_deadline_is_stopped(origin: simckpt.Checkpoint, store: Path) -> None:
+    trouble(store, slow="hangs", same="waits")
+    engine = LocalEngine(2, grace=60.0)
+    variants = {name: RATES[name] for name in ("slow", "same")}
+    result = fan_out(origin, variants, loops.train, engine=engine, deadline=8.0, progress=False)
+    assert statuses(result) == {"slow": "stopped", "same": "stopped"}
+    assert result["slow"].error == "not at its end after the deadline of 8 s"
+
+
+def test_variants_are_checked_before_any_branch_is_made(origin: simckpt.Checkpoint, store: Path) -> None:
+    with pytest.raises(ConfigurationError, match="did you mean 'rate'"):
+        here(origin, {"good": {"rate": 2.0}, "bad": {"ratte": 2.0}})
+    with pytest.raises(InvalidNameError):
+        here(origin, {"good": {"rate": 2.0}, "not/good": {}})
+    assert simckpt.Store(store).files.runs() == ["origin"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rng", "problem"),
+    [
+        ({"rate": 3.0}, "continue", "has the overrides {'rate': 2.0}"),
+        ({"rate": 2}, "reseed", "rng='continue'"),
+    ],
+    ids=["overrides", "rng"],
+)
+def test_a_run_that_is_another_branch_is_refused(
+    origin: simckpt.Checkpoint, overrides: dict[str, Any], rng: str, problem: str
+) -> None:
+    origin.branch("mine", overrides={"rate": 2.0})
+    with pytest.raises(ConfigurationError, match=problem):
+        here(origin, {"mine": overrides}, rng=rng)
+
+
+def test_a_run_of_another_origin_is_refused(origin: simckpt.Checkpoint, store: Path) -> None:
+    simckpt.Store(store).run("origin").at(step=20).branch("later")
+    for name in ("origin", "later"):
+        with pytest.raises(ConfigurationError, match=f"run '{name}' exists and does not come from"):
+            here(origin, {name: {}})
+
+
+def test_a_branch_that_trains_further_is_no_longer_complete(origin: simckpt.Checkpoint, store: Path) -> None:
+    here(origin, {"more": {}})
+    loops.train(str(store), "more", until=50)
+    here(origin, {"more": {}}, functools.partial(loops.train, until=60))
+    assert simckpt.Store(store).run("more").latest().step == 60
+    assert loops.trained(store) == [("more", 10), ("more", 40), ("more", 50)]
+
+
+def test_arguments_of_a_partial_reach_the_training(origin: simckpt.Checkpoint) -> None:
+    result = here(origin, {"short": {}}, functools.partial(loops.train, until=30))
+    assert result["short"].step == 30
+
+
+def test_a_training_without_checkpoints_is_complete_and_not_remembered(origin: simckpt.Checkpoint) -> None:
+    for _ in range(2):
+        result = here(origin, {"empty": {}}, loops.train_without_checkpoints)
+        assert (result["empty"].status, result["empty"].step) == ("complete", None)
+        assert result["empty"].seconds is not None
+
+
+def test_logs_take_what_each_branch_prints(origin: simckpt.Checkpoint, store: Path, tmp_path: Path) -> None:
+    trouble(store, slow="raises")
+    logs = tmp_path / "logs" / "today"
+    variants = {name: RATES[name] for name in ("slow", "same")}
+    fan_out(origin, variants, loops.train, engine=LocalEngine(2), logs=logs, progress=False)
+    assert (logs / "same.log").read_text() == "training same\n"
+    assert (logs / "slow.log").read_text().startswith("training slow\nTraceback")
+
+
+@pytest.mark.parametrize("train", [lambda store, run: None, print, "train"], ids=["lambda", "builtin", "text"])
+def test_a_training_that_no_other_process_finds_is_refused(origin: simckpt.Checkpoint, store: Path, train: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"top level of a module|command line of a Python"):
+        here(origin, {"one": {}}, train)
+    assert simckpt.Store(store).files.runs() == ["origin"]
+
+
+@pytest.mark.parametrize("option", ["deadline", "heartbeat"])
+def test_times_are_above_zero(origin: simckpt.Checkpoint, option: str) -> None:
+    with pytest.raises(ConfigurationError, match=option):
+        here(origin, {"one": {}}, **{option: 0})
+
+
+def test_progress_bars_tell_how_the_branches_ended(
+    origin: simckpt.Checkpoint, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trouble(store, slow="raises")
+    fan_out(origin, {"slow": {}, "same": {}}, loops.train, engine=HereEngine())
+    shown = capsys.readouterr().out
+    assert "failed, step 20" in shown
+    assert "complete, step 40" in shown
+    assert "2 of 2" in shown
+
+
+RESULT = FanOut(
+    {
+        "a": BranchResult("a", {"rate": 0.5}, "complete", "", 1500, {"eval/return": 12.5}, 3.25),
+        "b": BranchResult("b", {"rate": 2.0, "clip": 1}, "died", "Traceback\n  <x>\nkilled by SIGKILL"),
+    }
+)
+
+
+def test_results_are_rows_of_a_table() -> None:
+    assert [list(row.items()) for row in RESULT.table()] == [
+        [
+            ("run", "a"),
+            ("rate", 0.5),
+            ("clip", None),
+            ("status", "complete"),
+            ("step", 1500),
+            ("eval/return", 12.5),
+            ("seconds", 3.25),
+            ("error", ""),
+        ],
+        [
+            ("run", "b"),
+            ("rate", 2.0),
+            ("clip", 1),
+            ("status", "died"),
+            ("step", None),
+            ("eval/return", None),
+            ("seconds", None),
+            ("error", "killed by SIGKILL"),
+        ],
+    ]
+
+
+def test_a_row_of_the_table_keeps_names_apart() -> None:
+    overrides, metrics = {"step": 3, "rate": 0.5}, {"rate": 0.25, "status": 1.0}
+    (row,) = FanOut({"a": BranchResult("a", overrides, "complete", "", 10, metrics)}).table()
+    assert (row["step"], row["hyperparameters.step"]) == (10, 3)
+    assert (row["rate"], row["metrics.rate"]) == (0.5, 0.25)
+    assert (row["status"], row["metrics.status"]) == ("complete", 1.0)
+
+
+def test_results_print_as_a_table() -> None:
+    assert repr(RESULT).splitlines() == [
+        "run  rate  clip  status    step   eval/return  seconds  error",
+        "a    0.5   -     complete  1,500  12.5         3.25",
+        "b    2     1     died      -      -            -        killed by SIGKILL",
+    ]
+
+
+def test_results_show_as_html_in_a_notebook() -> None:
+    shown = FanOut({"a": BranchResult("a", {}, "failed", "<b>")})._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in shown
+    assert shown.count("<tr>") == 2
+
+
+SCRIPT = """
+import argparse
+from dataclasses import dataclass
+import simckpt
+from simckpt.branching.fan_out import fan_out
+
+@dataclass
+class Point:
+    x: int = 0
+
+def train(store, run):
+    loop = simckpt.LoopState(step=0, point=Point())
+    with simckpt.Store(store).start(run) as started:
+        started.configure({"rate": 1.0})
+        declared = simckpt.Hyperparameters(from_args={"rate"})
+        checkpointer = started.checkpointer({"loop": loop}, save_when=simckpt.EverySteps(1), hyperparameters=declared)
+        with checkpointer:
+            checkpointer.restore_latest()
+            while loop.step < 4:
+                loop.step, loop.point = loop.step + 1, Point(loop.point.x + 2)
+                checkpointer.step(loop.step, {"x": float(loop.point.x), "is a point": type(loop.point) is Point})
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store")
+    parser.add_argument("--run")
+    parser.add_argument("--fan-out", action="store_true")
+    args = parser.parse_args()
+    if args.fan_out:
+        print(fan_out(simckpt.Store(args.store).run(args.run).at(step=2), {"one": {}}, train, progress=False))
+    else:
+        train(args.store, args.run)
+"""
+
+
+def run_script(script: Path, store: Path, *flags: str) -> str:
+    command = [sys.executable, str(script), "--store", str(store), "--run", "origin", *flags]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path / "script.py"
+
+
+# classes of a script are saved as `__main__.Point`, and must be found again
+def test_a_script_may_fan_out_its_own_training(script: Path, store: Path) -> None:
+    run_script(script, store)
+    assert "complete" in run_script(script, store, "--fan-out")
+    head = simckpt.Store(store).run("one").latest()
+    assert (head.step, dict(head.metrics)) == (4, {"x": 8.0, "is a point": 1.0})
+
+
+def test_the_script_of_the_origin_trains_its_branches(script: Path, store: Path) -> None:
+    run_script(script, store)
+    origin = simckpt.Store(store).run("origin").at(step=2)
+    result = fan_out(origin, {"one": {"rate": 2.0}}, [str(script)], engine=LocalEngine(1), progress=False)
+    assert (result["one"].status, result["one"].error) == ("complete", "")
+    assert (result["one"].step, dict(result["one"].metrics)) == (4, {"x": 8.0, "is a point": 1.0})
+
+
+def test_a_script_that_is_not_there_is_told(origin: simckpt.Checkpoint) -> None:
+    with pytest.raises(ConfigurationError, match="command line of a Python script"):
+        here(origin, {"one": {}}, ["missing.py"])

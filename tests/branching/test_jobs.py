@@ -1,0 +1,118 @@
+"""Jobs as JSON: functions are named, and found again by another process; the command that runs a file."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fan_out_loops as loops
+import pytest
+
+import simckpt
+from simckpt.branching.jobs import branch_job, call_file, described, function_of, is_complete, train_branch
+from simckpt.errors import ConfigurationError
+
+
+def run_file(file: Path, result: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "simckpt.branching.jobs", str(file), str(result)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_a_function_is_found_again() -> None:
+    description = json.loads(json.dumps(described(functools.partial(loops.train, until=50))))
+    found = function_of(description)
+    assert isinstance(found, functools.partial)
+    assert found.func is loops.train
+    assert found.keywords == {"until": 50}
+
+
+class Holder:
+    def method(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda: None, "top level"),
+        (Holder().method, "top level"),
+        (Holder, "top level"),
+        (functools.partial(loops.train, until=Holder()), "more than JSON can hold"),
+        (functools.partial(loops.train, until=float("nan")), "more than JSON can hold"),
+    ],
+    ids=["lambda", "method", "class", "object", "nan"],
+)
+def test_what_another_process_cannot_find_is_refused(function: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        described(function)
+
+
+def test_a_function_of_a_notebook_is_refused() -> None:
+    code = "from simckpt.branching.jobs import described\ndef train(store, run): pass\ndescribed(train)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "was defined in a notebook or at a prompt: put it into a module" in done.stderr
+
+
+def test_arguments_of_a_call_are_what_json_can_hold() -> None:
+    with pytest.raises(ConfigurationError, match="JSON"):
+        call_file(loops.double, (object(),))
+
+
+def test_a_file_is_run_by_a_command(tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_bytes(call_file(loops.double, (21,)))
+    done = run_file(tmp_path / "job.json", tmp_path / "result.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "result.json").read_text()) == 42
+
+
+def test_a_script_is_found_by_its_file(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from simckpt.branching.jobs import call_file\n"
+        "def triple(value): return 3 * value\n"
+        "if __name__ == '__main__':\n"
+        "    Path(sys.argv[1]).write_bytes(call_file(triple, (2,)))\n"
+    )
+    subprocess.run([sys.executable, "script.py", str(tmp_path / "job.json")], check=True, cwd=tmp_path)
+    done = run_file(tmp_path / "job.json", tmp_path / "result.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "result.json").read_text()) == 6
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    loops.make_origin(tmp_path / "store").branch("branch")
+    return tmp_path / "store"
+
+
+def test_a_branch_that_a_signal_ended_asks_to_be_started_again(store: Path, tmp_path: Path) -> None:
+    job = branch_job(store, "branch", loops.train_until_signalled, log=None)
+    (tmp_path / "job.json").write_bytes(call_file(train_branch, (job,)))
+    done = run_file(tmp_path / "job.json", tmp_path / "result.json")
+    assert done.returncode == simckpt.EXIT_REQUEUE
+    assert not (tmp_path / "result.json").exists()
+    run = simckpt.Store(store).run("branch")
+    assert run.latest().step == 12
+    assert not is_complete(run)
+    again = branch_job(store, "branch", loops.train, log=None)
+    assert train_branch(again)["status"] == "complete"
+    assert is_complete(run)
+
+
+def test_a_branch_that_rolls_back_is_trained_on(store: Path) -> None:
+    # as `simckpt.supervise` does
+    answer = train_branch(branch_job(store, "branch", loops.train_after_a_rollback, log=None))
+    assert answer["status"] == "complete"
+    assert simckpt.Store(store).run("branch").latest().step == 40
+
+
+def test_a_script_that_exits_well_is_complete(store: Path) -> None:
+    answer = train_branch(branch_job(store, "branch", loops.train_and_exit, log=None))
+    assert answer["status"] == "complete"
+    assert is_complete(simckpt.Store(store).run("branch"))
