@@ -1,8 +1,7 @@
 """Train PPO with continuous actions on a Gymnasium vector env: one file, top to bottom.
 
-    python scripts/plain_ppo.py --env-id Hopper-v5 --seed 1
-
-In the manner of CleanRL's `ppo_continuous_action.py` (Huang et al. 2022, JMLR 23:274). Sources of the tricks:
+Start it with `--env-id Hopper-v5 --seed 1`; `--help` lists all flags. In the manner of CleanRL's
+`ppo_continuous_action.py` (Huang et al. 2022, JMLR 23:274). Sources of the tricks:
 
     [S17]  Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347
     [S16]  Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
@@ -19,7 +18,6 @@ import copy
 import dataclasses
 import random
 import time
-import types
 from typing import Any
 
 import gymnasium as gym
@@ -40,10 +38,11 @@ class Args:
     env_id: str = flag("Hopper-v5", "Gymnasium id of the environment; its actions are a Box")
     num_envs: int = flag(16, "parallel environments")
     vectorization: str = flag("sync", "where they run: this process or one each", choices=["sync", "async"])
-    total_steps: int = flag(1_000_000, "length of the run [env steps]; the learning rate is annealed over it")
+    total_steps: int = flag(1_000_000, "length of the run [env steps]")
     rollout_steps: int = flag(128, "vector steps between two updates")
     seed: int = flag(1, "seed of the whole run")
     learning_rate: float = flag(3e-4, "Adam's step size at the start")
+    anneal: bool = flag(True, "lower the step size to 0 over the length of the run")
     normalize: bool = flag(True, "normalise observations and rewards by their running moments")
     eval_every: int = flag(50_000, "distance of the evaluations [env steps]; 0: none")
     eval_episodes: int = flag(10, "episodes in one evaluation")
@@ -215,13 +214,14 @@ def train(args: Args) -> Agent:
     agent = Agent(envs.single_observation_space.shape[0], space.shape[0], args.initial_std).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # eps [H22]
     observations, _ = envs.reset(seed=args.seed)
-    loop = types.SimpleNamespace(step=0, observations=observations, dones=np.zeros(args.num_envs, dtype=bool))
+    loop = argparse.Namespace(step=0, observations=observations, dones=np.zeros(args.num_envs, dtype=bool))
     batch = args.num_envs * args.rollout_steps  # [env steps] of one iteration, reset rows included
     with contextlib.closing(envs):
         first_step, started = loop.step, time.perf_counter()
         while loop.step < args.total_steps:
             # annealed [E20], by a function of the step alone: there is no scheduler to keep
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - loop.step / args.total_steps)
+            left = 1 - loop.step / args.total_steps if args.anneal else 1.0
+            optimizer.param_groups[0]["lr"] = args.learning_rate * left
 
             std = agent.log_std.detach().exp().cpu()
             rows, previous_dones, episode_returns = [], loop.dones, []
@@ -246,7 +246,7 @@ def train(args: Args) -> Agent:
             if args.eval_every and loop.step // args.eval_every > (loop.step - batch) // args.eval_every:
                 print(f"evaluating at step={loop.step}", flush=True)
                 returns = evaluate(agent, normalizer, args, loop.step)
-                metrics["eval/return"] = float(returns.mean())
+                metrics["eval/return"] = returns
                 print(f"eval step={loop.step} return={returns.mean():.1f} std={returns.std():.1f}", flush=True)
             if loop.step // batch % 10 == 0:
                 speed = (loop.step - first_step) / (time.perf_counter() - started)

@@ -1,8 +1,7 @@
 """Train PPO with continuous actions on a Gymnasium vector env: one file, top to bottom.
 
-    python scripts/train_ppo.py --env-id Hopper-v5 --seed 1
-
-In the manner of CleanRL's `ppo_continuous_action.py` (Huang et al. 2022, JMLR 23:274). Sources of the tricks:
+Start it with `--env-id Hopper-v5 --seed 1`; `--help` lists all flags. In the manner of CleanRL's
+`ppo_continuous_action.py` (Huang et al. 2022, JMLR 23:274). Sources of the tricks:
 
     [S17]  Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347
     [S16]  Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
@@ -41,10 +40,11 @@ class Args:
     env_id: str = flag("Hopper-v5", "Gymnasium id of the environment; its actions are a Box")
     num_envs: int = flag(16, "parallel environments")
     vectorization: str = flag("sync", "where they run: this process or one each", choices=["sync", "async"])
-    total_steps: int = flag(1_000_000, "length of the run [env steps]; the learning rate is annealed over it")
+    total_steps: int = flag(1_000_000, "length of the run [env steps]")
     rollout_steps: int = flag(128, "vector steps between two updates")
     seed: int = flag(1, "seed of the whole run")
     learning_rate: float = flag(3e-4, "Adam's step size at the start")
+    anneal: bool = flag(True, "lower the step size to 0 over the length of the run")
     normalize: bool = flag(True, "normalise observations and rewards by their running moments")
     eval_every: int = flag(50_000, "distance of the evaluations [env steps]; 0: none")
     eval_episodes: int = flag(10, "episodes in one evaluation")
@@ -52,6 +52,7 @@ class Args:
     store: str = flag("experiments", "folder of the checkpoint store")
     run: str = flag("ppo", "name of the run; the same command line starts it and resumes it")
     save_every: int = flag(50_000, "distance of the checkpoints [env steps]")
+    rollback: bool = flag(False, "go back to a good checkpoint, with half the step size, when the evaluations collapse")
     epochs: int = flag(10, "passes over a rollout in one update")
     minibatches: int = flag(16, "minibatches in one pass")
     gamma: float = flag(0.99, "discount factor")
@@ -211,7 +212,8 @@ def evaluate(agent: Agent, normalizer: Any, args: Args, step: int) -> np.ndarray
 def train(args: Args) -> Agent:
     """Runs the whole training and returns the agent."""
     run = simckpt.Store(args.store).start(args.run)
-    args = run.configure(args, free={"total_steps", "device", "vectorization", "eval_every", "save_every", "store"})
+    free = {"total_steps", "device", "vectorization", "eval_every", "save_every", "store", "run", "rollback"}
+    args = run.configure(args, free=free)
     torch.set_num_threads(1)  # fastest for networks this small; and the order of sums, so the bits, depend on it
     random.seed(args.seed)
     np.random.seed(args.seed)
@@ -224,13 +226,18 @@ def train(args: Args) -> Agent:
     loop = simckpt.LoopState(step=0, observations=observations, dones=np.zeros(args.num_envs, dtype=bool))
     state = {"envs": envs, "agent": agent, "optimizer": optimizer, "rng": simckpt.RNGStreams(), "loop": loop}
     save_when = simckpt.EverySteps(args.save_every) | simckpt.AtSteps(args.total_steps) | simckpt.OnSignal()
+    below = {"learning_rate", "total_steps", "epochs", "minibatches", "clip", "gae_lambda", "entropy_weight"}
+    hyperparameters = simckpt.Hyperparameters(from_args=below)
+    policy = simckpt.RollbackPolicy("eval/return", changes=simckpt.Scale(learning_rate=0.5)) if args.rollback else None
+    checkpointer = run.checkpointer(state, save_when=save_when, hyperparameters=hyperparameters, rollback=policy)
     batch = args.num_envs * args.rollout_steps  # [env steps] of one iteration, reset rows included
-    with contextlib.closing(envs), run.checkpointer(state, save_when=save_when) as checkpointer:
+    with contextlib.closing(envs), checkpointer:
         checkpointer.restore_latest()
         first_step, started = loop.step, time.perf_counter()
         while loop.step < args.total_steps:
             # annealed [E20], by a function of the step alone: there is no scheduler to keep
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - loop.step / args.total_steps)
+            left = 1 - loop.step / args.total_steps if args.anneal else 1.0
+            optimizer.param_groups[0]["lr"] = args.learning_rate * left
 
             std = agent.log_std.detach().exp().cpu()
             rows, previous_dones, episode_returns = [], loop.dones, []
@@ -255,7 +262,7 @@ def train(args: Args) -> Agent:
             if args.eval_every and loop.step // args.eval_every > (loop.step - batch) // args.eval_every:
                 print(f"evaluating at step={loop.step}", flush=True)
                 returns = evaluate(agent, normalizer, args, loop.step)
-                metrics["eval/return"] = float(returns.mean())
+                metrics["eval/return"] = returns
                 print(f"eval step={loop.step} return={returns.mean():.1f} std={returns.std():.1f}", flush=True)
             checkpointer.step(loop.step, metrics)
             if loop.step // batch % 10 == 0:
@@ -267,4 +274,4 @@ def train(args: Args) -> Agent:
 
 
 if __name__ == "__main__":
-    train(parse_args())
+    simckpt.supervise(train, parse_args())

@@ -58,6 +58,7 @@ class Args:
     run: str = flag("sac", "name of the run; the same command line starts it and resumes it")
     save_every: int = flag(50_000, "distance of the checkpoints [env steps]")
     background: str = flag("thread", "what writes them meanwhile", choices=["thread", "process"])
+    rollback: bool = flag(False, "go back to a good checkpoint when the evaluations collapse, and change something")
     keep_last: int = flag(0, "newest checkpoints that stay; 0: all")
     buffer_size: int = flag(1_000_000, "transitions in the replay buffer, reset rows included")
     learning_starts: int = flag(5_000, "steps with random actions before the first update [env steps]")
@@ -238,8 +239,8 @@ def evaluate(agent: Agent, args: Args, step: int, *, cut_off: Callable[[], Any])
 def train(args: Args) -> Agent:
     """Runs the whole training and returns the agent."""
     run = simckpt.Store(args.store).start(args.run)
-    where = {"device", "vectorization", "store", "background"}
-    args = run.configure(args, free={"total_steps", "eval_every", "save_every", "keep_last", *where})
+    where = {"device", "vectorization", "store", "run", "background"}
+    args = run.configure(args, free={"total_steps", "eval_every", "save_every", "keep_last", "rollback", *where})
     torch.set_num_threads(1)  # fastest for networks this small; and the order of sums, so the bits, depend on it
     random.seed(args.seed)
     np.random.seed(args.seed)
@@ -260,7 +261,20 @@ def train(args: Args) -> Agent:
     state |= {f"optimizer_{name}": optimizer for name, optimizer in optimizers.items()}
     save_when = simckpt.EverySteps(args.save_every) | simckpt.AtSteps(args.total_steps) | simckpt.OnSignal()
     keep = simckpt.KeepLast(args.keep_last) if args.keep_last else None
-    checkpointer = run.checkpointer(state, save_when=save_when, keep=keep, background=args.background)
+    hyperparameters = simckpt.Hyperparameters(
+        {"learning_rate": optimizers["policy"], "critic_learning_rate": optimizers["critics"]},
+        from_args={"gamma", "tau", "batch_size", "update_ratio", "total_steps"},  # the loop below reads these
+    )
+    slower = simckpt.Scale(learning_rate=0.5, critic_learning_rate=0.5)
+    policy = simckpt.RollbackPolicy("eval/return", changes=[simckpt.Reseed(), simckpt.Reseed() & slower])
+    checkpointer = run.checkpointer(
+        state,
+        save_when=save_when,
+        keep=keep,
+        background=args.background,
+        hyperparameters=hyperparameters,
+        rollback=policy if args.rollback else None,
+    )
     with contextlib.closing(envs), checkpointer:
         restored = checkpointer.restore_latest()
         evaluated = restored.step if restored and "eval/return" in restored.metrics else None
@@ -272,10 +286,11 @@ def train(args: Args) -> Agent:
                 print(f"evaluating at step={loop.step}", flush=True)
                 returns = evaluate(agent, args, loop.step, cut_off=lambda: checkpointer.stop_requested)
                 if returns is not None:
-                    metrics["eval/return"] = float(returns.mean())
+                    metrics["eval/return"] = returns
                     print(f"eval step={loop.step} return={returns.mean():.1f} std={returns.std():.1f}", flush=True)
-                    if restored and restored.step == loop.step:  # saved when a signal cut the evaluation off
-                        restored.add_metrics(metrics)
+                    # saved when a signal cut the evaluation off
+                    if restored and restored.step == loop.step and restored.run == run.name:
+                        restored.add_metrics({"eval/return": float(returns.mean())})
             checkpointer.step(loop.step, metrics)
             if loop.step >= args.total_steps:
                 break
@@ -300,4 +315,4 @@ def train(args: Args) -> Agent:
 
 
 if __name__ == "__main__":
-    train(parse_args())
+    simckpt.supervise(train, parse_args())

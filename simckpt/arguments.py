@@ -53,6 +53,33 @@ def checked_metrics(metrics: Any, *, limit: int | None = None) -> dict[str, floa
     return checked
 
 
+def per_episode(metrics: Any) -> dict[str, tuple[float, ...]]:
+    """Returns the values of those metrics that hold one for each episode: 1-D sequences, arrays or tensors.
+
+    Raises:
+        ConfigurationError: an array of more dimensions, or a sequence of something else than numbers.
+    """
+    found = {}
+    for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+        try:
+            if not isinstance(value, list | tuple) and not getattr(value, "ndim", None):
+                continue
+            # a tensor on a GPU, or one that is part of a graph, does not become an array by itself
+            plain = value.detach().cpu() if hasattr(value, "detach") else value
+            # one by one, for numpy takes None for NaN
+            values = np.asarray(
+                [float(each) for each in plain] if isinstance(plain, list | tuple) else plain, "float64"
+            )
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            message = f"metric {name!r} is no sequence of numbers: {_shown(value)}"
+            raise ConfigurationError(message, keys=[str(name)]) from error
+        if values.ndim != 1:
+            message = f"metric {name!r} has the shape {values.shape}: give a number, or one for each episode"
+            raise ConfigurationError(message, keys=[str(name)])
+        found[str(name)] = tuple(values.tolist())
+    return found
+
+
 def _shown(value: Any) -> str:
     try:
         return repr(value)

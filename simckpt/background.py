@@ -40,6 +40,7 @@ class Snapshot:
         leaves: {path: leaf} of the checkpoint, once it is in the store.
         notes: what went wrong beside the save itself, one line each.
         memory: what the policies remembered before, should it fail.
+        protected: {checkpoint id: reason} of what must not be pruned after it, beside what the store protects.
     """
 
     trees: Mapping[str, Any]
@@ -52,6 +53,7 @@ class Snapshot:
     leaves: Mapping[str, LeafRecord] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
+    protected: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> Mapping[str, state.Encoded]:
         """Returns the encoded state, which shares the memory of the trees."""
@@ -71,6 +73,7 @@ class Save:
     Attributes:
         step: of the state that it saves [env steps].
         reason: why it was made.
+        kind: of the commit: "save", "rollback" or "exception".
         snapshot: the rest of it; its arrays are gone once it is done.
         error: what it raised, once it has failed.
         told: whether its error was raised, so that nobody need be told again.
@@ -79,6 +82,7 @@ class Save:
     def __init__(self, snapshot: Snapshot, write: Callable[[Snapshot], Checkpoint]) -> None:
         self.step = snapshot.draft.step
         self.reason = snapshot.reason
+        self.kind = snapshot.draft.kind
         self.snapshot = snapshot
         self._write = write
         self._checkpoint: Checkpoint | None = None
@@ -280,7 +284,8 @@ class Writer:
         if all(verdict.keep for verdict in retain(facts, self._keep, {})):
             return
         # who branched from here is asked only if something is to go: that takes a look at every run of the store
-        verdicts = {each.id: each for each in retain(facts, self._keep, self._protections())}
+        protected = {**self._protections(), **snapshot.protected}
+        verdicts = {each.id: each for each in retain(facts, self._keep, protected)}
         for record in list(self.line):
             if not verdicts[record.id].keep:
                 self._drop(self.line, record, verdicts[record.id].reason, snapshot)

@@ -10,6 +10,8 @@
     ├── OverrideNotAppliedError    (ValueError)    a hyperparameter of a branch or a rollback is not in force
     ├── RolledBack                 the run went back: leave the loop and enter training again
     ├── RollbackLimitError         the policy wants to go back once more often than it may
+    ├── WorkerFailedError          a call that ran in another process raised there
+    ├── WorkerDiedError            the process of such a call ended without a result
     ├── QueryError                 (ValueError)    a text of `find --where` that has no meaning
     └── StoreError                 the files
         ├── InvalidNameError         (ValueError)  a run name that cannot be a folder
@@ -31,6 +33,7 @@
     ├── SaveFailedWarning          a due save failed, training goes on
     ├── UpkeepWarning              the save is in the store; pruning old ones or writing the log failed
     ├── ReplayWarning              a replay buffer was saved whole again, or restored without its oldest rows
+    ├── BranchWarning              a branch does not take over parts of its origin's state
     └── VersionWarning             the checkpoint is from another machine or other versions
 
 `simckpt.testing` adds InexactResumeError, TrainingFailedError and UncoveredStateWarning.
@@ -185,6 +188,22 @@ class RollbackLimitError(SimckptError):
         self.reason = reason
 
 
+class WorkerFailedError(SimckptError):
+    """A function that an engine ran in another process raised there; the message is its traceback."""
+
+
+class WorkerDiedError(SimckptError):
+    """The process in which an engine ran a function ended without a result.
+
+    Attributes:
+        exit_code: of the process, negative for the signal that killed it, or None where unknown.
+    """
+
+    def __init__(self, message: str, *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class QueryError(SimckptError, ValueError):
     """A query for checkpoints cannot be understood; the message shows the place.
 
@@ -318,6 +337,10 @@ class UpkeepWarning(SimckptWarning):
 
 class ReplayWarning(SimckptWarning):
     """Saved rows of a replay buffer have changed, so all were saved again; or a restore had to drop the oldest rows."""
+
+
+class BranchWarning(SimckptWarning):
+    """A branch does not take over some parts of its origin's state, for an override changes their shape."""
 
 
 class VersionWarning(SimckptWarning):

@@ -441,14 +441,14 @@ class TestProcess:
     def test_the_process_has_no_torch_and_maps_the_weights(self, training) -> None:
         _, checkpointer, _ = training
         checkpointer.step(1).wait()
-        maps = Path(f"/proc/{checkpointer._process.pid}/maps").read_text()
+        maps = Path(f"/proc/{checkpointer._saver.process.pid}/maps").read_text()
         assert "simckpt staging" in maps
         assert "torch" not in maps
 
     def test_a_process_that_dies_costs_one_save(self, training) -> None:
         run, checkpointer, weights = training
         checkpointer.step(1).wait()
-        child = checkpointer._process.pid
+        child = checkpointer._saver.process.pid
         os.kill(child, signal.SIGSTOP)
         save = checkpointer.step(2)
         os.kill(child, signal.SIGKILL)
@@ -461,12 +461,12 @@ class TestProcess:
     def test_signals_that_end_the_training_do_not_end_the_process(self, training) -> None:
         _, checkpointer, _ = training
         checkpointer.step(1).wait()
-        child = checkpointer._process.pid
+        child = checkpointer._saver.process.pid
         assert os.getpgid(child) != os.getpgid(0)
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(child, number)
         checkpointer.step(2).wait()
-        assert checkpointer._process.pid == child
+        assert checkpointer._saver.process.pid == child
 
     def test_errors_of_the_disk_cross(self, training, tmp_path) -> None:
         _, checkpointer, _ = training
@@ -481,12 +481,12 @@ class TestProcess:
     def test_it_ends_with_the_run(self, training) -> None:
         run, checkpointer, _ = training
         checkpointer.step(1).wait()
-        child = checkpointer._process.pid
+        child = checkpointer._saver.process.pid
         run.close()
         assert not Path(f"/proc/{child}").exists()
 
     def test_it_ends_with_a_program_that_was_killed(self, tmp_path) -> None:
-        code = PROGRAM + "save.wait(); print(checkpointer._process.pid, flush=True); os.kill(os.getpid(), 9)"
+        code = PROGRAM + "save.wait(); print(checkpointer._saver.process.pid, flush=True); os.kill(os.getpid(), 9)"
         done = run_program(code, tmp_path, "process")
         assert done.returncode == -signal.SIGKILL
         deadline = time.monotonic() + 30

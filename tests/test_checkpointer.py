@@ -386,7 +386,7 @@ def test_a_metric_without_a_value_yet_is_left_out(store) -> None:
 def test_an_interrupt_right_after_the_commit_leaves_the_commit_as_the_head(store, monkeypatch) -> None:
     run, checkpointer = start(store, {"counter": Counter()}, background=None)
     checkpointer.save(1)
-    files = checkpointer._files
+    files = checkpointer._saver._files
     publish = files.publish
 
     def interrupted(*arguments: object, **options: object) -> None:
@@ -454,7 +454,7 @@ def test_rows_of_a_save_that_failed_are_written_by_the_next_one(store, monkeypat
     add_rows(buffer, 0, 10)
     checkpointer.save(10)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointer._files, "publish", lambda *_: (_ for _ in ()).throw(StorageFullError("full")))
+        patch.setattr(checkpointer._saver._files, "publish", lambda *_: (_ for _ in ()).throw(StorageFullError("full")))
         add_rows(buffer, 10, 20)
         checkpointer.step(20)
         with pytest.warns(simckpt.SaveFailedWarning, match="step 20"):

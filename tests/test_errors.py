@@ -19,6 +19,9 @@ SPECIAL = {
     errors.QueryError: {"query": "step > > 1", "position": 7},
     errors.StateMismatchError: {"problems": ["p"]},
     errors.StorageFullError: {"needed": 5, "free": 2},
+    errors.OverrideNotAppliedError: {"key": "learning_rate", "wanted": 1e-4, "found": 3e-4},
+    errors.RolledBack: {"run": "a", "step": 9, "target_step": 4, "level": 1, "reason": "it fell"},
+    errors.RollbackLimitError: {"run": "a", "step": 9, "rollbacks": 3, "reason": "it fell"},
 }
 
 

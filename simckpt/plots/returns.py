@@ -78,6 +78,7 @@ def _draw(made: Any, label: str, points: Sequence[Point], color: str) -> None:
                 x=[*steps, *reversed(steps)],
                 y=[*(each.mean + each.half for each in banded), *(each.mean - each.half for each in reversed(banded))],
                 fill="toself",
+                mode="lines",
                 fillcolor=figures.faded(color, 0.16),
                 line={"width": 0},
                 hoverinfo="skip",

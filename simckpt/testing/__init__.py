@@ -6,14 +6,18 @@ from simckpt.testing.exact_resume import (
     UncoveredStateWarning,
     assert_exact_resume,
 )
+from simckpt.testing.exact_rollback import ExactRollbackReport, InexactRollbackError, assert_exact_rollback
 from simckpt.testing.replay_conformance import NonconformingAdapterError, ReplayAdapterSuite, check_adapter
 
 __all__ = [
     "ExactResumeReport",
+    "ExactRollbackReport",
     "InexactResumeError",
+    "InexactRollbackError",
     "NonconformingAdapterError",
     "ReplayAdapterSuite",
     "UncoveredStateWarning",
     "assert_exact_resume",
+    "assert_exact_rollback",
     "check_adapter",
 ]

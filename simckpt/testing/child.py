@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from simckpt import checkpointer
 from simckpt.background import Save
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import ConfigurationError
+from simckpt.rollback import supervise
 from simckpt.state import RNGStreams
 from simckpt.store import Store
 from simckpt.testing.coverage import StreamWatch, uncovered_objects
@@ -28,6 +30,8 @@ POLL = 0.1  # between two looks at whether the process still lives [s]
 TIMEOUT = ("timeout", None)
 
 Train = Callable[[Store], object]
+# called in the fresh process; changes what its checkpointers do, and returns what gives the finding in the end
+Recorder = Callable[[Connection], Callable[[], Any]]
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,6 @@ def train_apart(
 ) -> Finding:
     """Trains in a fresh process, and returns what it found; a killed one finds nothing.
 
-    All processes that the training started are gone afterwards, unless one of them made itself a group of its own.
-
     Args:
         train: called with the store.
         store: its folder.
@@ -58,11 +60,35 @@ def train_apart(
         look_around: whether to search the process for what no component covers; takes about a second a search.
 
     Raises:
-        ConfigurationError: it could not be started, raised, died, took too long, or never reached `kill_at`.
+        ConfigurationError: as `run_apart`, or it never reached `kill_at`.
+    """
+    found = run_apart(train, store, functools.partial(_record_all, kill_at, look_around), timeout=timeout)
+    if isinstance(found, Finding):
+        if kill_at is not None:
+            what = f"the training in {store}"
+            raise ConfigurationError(f"{what} ended before step {kill_at}; choose at_steps inside of it")
+        return found
+    return Finding()
+
+
+def run_apart(train: Train, store: Path, recorder: Recorder, *, timeout: float) -> Any:
+    """Trains in a fresh process, and returns what its recorder found; None if it killed the process.
+
+    After a rollback the training is entered again. All processes that it started are gone afterwards, unless one of
+    them made itself a group of its own.
+
+    Args:
+        train: called with the store.
+        store: its folder.
+        recorder: installed in the process before the training begins; must be importable there.
+        timeout: of the process [s].
+
+    Raises:
+        ConfigurationError: it could not be started, raised, died or took too long.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(train, store, kill_at, look_around, sender))
+    process = context.Process(target=_child, args=(train, store, recorder, sender))
     name = f"{getattr(train, '__module__', '?')}.{getattr(train, '__qualname__', repr(train))}"
     try:
         process.start()
@@ -79,7 +105,7 @@ def train_apart(
     finally:
         _end(process)
         receiver.close()
-    return _outcome(messages, process.exitcode, f"the training in {store}", name=name, timeout=timeout, kill_at=kill_at)
+    return _outcome(messages, process.exitcode, f"the training in {store}", name=name, timeout=timeout)
 
 
 def _listen(process: BaseProcess, receiver: Connection, *, timeout: float) -> list[tuple[str, Any]]:
@@ -118,9 +144,7 @@ def _end(process: BaseProcess) -> None:
     process.join()
 
 
-def _outcome(
-    messages: list[tuple[str, Any]], exit_code: int | None, what: str, *, name: str, timeout: float, kill_at: int | None
-) -> Finding:
+def _outcome(messages: list[tuple[str, Any]], exit_code: int | None, what: str, *, name: str, timeout: float) -> Any:
     word, value = messages[-1] if messages else ("unborn", None)
     problems = {
         "failed": f"{what} failed:\n{value}",
@@ -131,18 +155,25 @@ def _outcome(
     }
     if word in problems:
         raise ConfigurationError(problems[word])
-    if word == "killed":
-        return Finding()
-    if kill_at is not None:
-        raise ConfigurationError(f"{what} ended before step {kill_at}; choose at_steps inside of it")
-    assert isinstance(value, Finding)
-    return value
+    return None if word == "killed" else value
 
 
-def _child(train: Train, store: Path, kill_at: int | None, look_around: bool, sender: Connection) -> None:
+def _child(train: Train, store: Path, recorder: Recorder, sender: Connection) -> None:
     # the parent kills the whole group in the end
     os.setpgid(0, 0)
     sender.send(("started", None))
+    message: tuple[str, Any]
+    try:
+        finding = recorder(sender)
+        _call(train, Store(store))
+        message = ("done", finding())
+    except BaseException:
+        message = ("failed", traceback.format_exc())
+    sender.send(message)
+
+
+def _record_all(kill_at: int | None, look_around: bool, sender: Connection) -> Callable[[], Finding]:
+    """Makes every `Checkpointer.step` of this process save, and returns what gives the finding."""
     uncovered: dict[str, None] = {}
     streams: dict[str, None] = {}
 
@@ -186,18 +217,12 @@ def _child(train: Train, store: Path, kill_at: int | None, look_around: bool, se
                 uncovered.update(dict.fromkeys(uncovered_objects(self.components)))
 
     checkpointer.Checkpointer = Recording  # type: ignore[misc]
-    message: tuple[str, Any]
-    try:
-        _call(train, Store(store))
-        message = ("done", Finding(tuple(uncovered), tuple(streams)))
-    except BaseException:
-        message = ("failed", traceback.format_exc())
-    sender.send(message)
+    return lambda: Finding(tuple(uncovered), tuple(streams))
 
 
 def _call(train: Train, store: Store) -> None:
     try:
-        train(store)
+        supervise(train, store)
     except SystemExit as error:
         # a script's main() may end that way, and well
         if error.code not in (None, 0):

@@ -193,7 +193,7 @@ def _compare_runs(undisturbed: Store, other: Store, what: str) -> int:
                     f"{what}: run {run.name!r} saved step {two.step} where step {one.step} was due{again}",
                     step=two.step,
                 )
-            compared += _compare_checkpoints(one, two, what)
+            compared += compare_checkpoints(one, two, what)
         if len(expected) != len(found):
             raise InexactResumeError(
                 f"{what}: run {run.name!r} saved {len(found)} times instead of {len(expected)}",
@@ -202,7 +202,8 @@ def _compare_runs(undisturbed: Store, other: Store, what: str) -> int:
     return compared
 
 
-def _compare_checkpoints(expected: Checkpoint, found: Checkpoint, what: str) -> int:
+def compare_checkpoints(expected: Checkpoint, found: Checkpoint, what: str) -> int:
+    """Returns how many leaves were compared; raises InexactResumeError, beginning with `what`, if one differs."""
     result = compare(expected, found)
     if not result.identical:
         lines = [_line(each) for each in result.differences[:SHOWN]]

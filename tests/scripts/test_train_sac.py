@@ -330,6 +330,74 @@ def test_a_resume_at_any_step_is_exact_with_the_buffer_wrapped_around() -> None:
     assert report.uncovered == ()
 
 
+def test_the_same_command_line_runs_a_branch_with_the_learning_rates_that_it_overrides(tmp_path) -> None:
+    args = dataclasses.replace(SMALL, total_steps=100)
+    train_here(args, tmp_path, "origin")
+    origin = simckpt.Store(tmp_path).run("origin")
+    origin.at(step=60).branch("twin")
+    origin.at(step=60).branch("slow", {"critic_learning_rate": 1e-5})
+    train_here(args, tmp_path, "twin")
+    train_here(args, tmp_path, "slow")
+    twin, slow = (simckpt.Store(tmp_path).run(run) for run in ("twin", "slow"))
+    for step in (80, 100):
+        assert compare(origin.at(step=step), twin.at(step=step)).identical
+    rates = [slow.latest()[f"optimizer_{name}/param_groups/0/lr"] for name in ("critics", "policy")]
+    assert rates == [1e-5, args.learning_rate]
+
+
+class Fading(gym.Env):
+    """Pays the same for every episode, save for the envs of the seventh and the eighth evaluation, which pay nothing.
+
+    With one training env and five for each evaluation, all that differs is which one it is that is made.
+    """
+
+    made = 0
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self) -> None:
+        Fading.made += 1
+        self.level = 0.0 if 1 + 6 * 5 < Fading.made <= 1 + 8 * 5 else 100.0
+        self.left = 3
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        observation = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return observation, self.level + self.np_random.normal(), self.left == 0, False, {}
+
+
+def test_a_run_whose_evaluations_collapse_goes_back_and_ends_well(tmp_path) -> None:
+    Fading.made = 0
+    gym.register("Fading-v0", entry_point=Fading)
+    try:
+        args = dataclasses.replace(
+            SMALL,
+            env_id="Fading-v0",
+            num_envs=1,
+            eval_every=20,
+            eval_episodes=5,
+            rollback=True,
+            store=str(tmp_path),
+            run="run",
+        )
+        simckpt.supervise(sac.train, args)
+    finally:
+        held_claim(tmp_path / "runs/run").release()
+        del gym.registry["Fading-v0"]
+    run = simckpt.Store(tmp_path).run("run")
+    (back,) = [each for each in run.checkpoints(abandoned=True) if each.kind == "rollback"]
+    # decided at the second bad evaluation, at step 160; patience is 2
+    assert simckpt.Store(tmp_path).checkpoint(back.rollback["abandoned"]).step == 140
+    assert back.step <= 120
+    assert run.latest().step == 240
+    assert run.latest().metrics["eval/return"] > 250
+
+
 def test_a_complete_run_is_left_as_it_is_and_a_contradicting_flag_is_refused_by_name(tmp_path, capsys) -> None:
     train_here(SMALL, tmp_path)
     assert capsys.readouterr().out.splitlines()[-1] == "complete step=240"

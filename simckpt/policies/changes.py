@@ -1,0 +1,247 @@
+"""What is to be different after a rollback, for a plain restore replays the collapse: small values, joined with `&`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simckpt.errors import ConfigurationError
+from simckpt.policies.arguments import written
+
+
+class Change(ABC):
+    """One thing that a rollback changes, or several joined with `&`."""
+
+    def parts(self) -> tuple[Change, ...]:
+        """Returns the changes that this one is joined from; itself, if it is not joined."""
+        return (self,)
+
+    def __and__(self, other: Change) -> Change:
+        if not isinstance(other, Change):
+            return NotImplemented
+        return Together((*self.parts(), *other.parts()))
+
+    @abstractmethod
+    def __repr__(self) -> str:
+        """Returns the change as it is written in a program."""
+
+
+@dataclass(frozen=True, repr=False)
+class Reseed(Change):
+    """Continues all random streams from new seeds: those of the envs, of the process, of samplers and replay buffers.
+
+    The seeds are derived from the run, the target and the number of rollbacks so far: another try is another try, and
+    the same rollback done again draws the same numbers.
+    """
+
+    def __repr__(self) -> str:
+        return "Reseed()"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Scale(Change):
+    """Multiplies hyperparameters, as in `Scale(learning_rate=0.5, clip=0.8)`.
+
+    What is multiplied is the value in force at the target. After a rollback that is the changed one, so that going back
+    to the same place again halves again. A whole number stays whole: the product is rounded, away from 0.
+
+    Args:
+        **factors: finite and above 0, by key.
+    """
+
+    factors: tuple[tuple[str, float], ...]
+
+    def __init__(self, **factors: float) -> None:
+        if not factors:
+            raise ConfigurationError("Scale needs a factor by key, as in Scale(learning_rate=0.5)", keys=["changes"])
+        for key, factor in factors.items():
+            if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor < math.inf:
+                raise ConfigurationError(f"Scale needs a factor above 0 for {key!r}, got {factor!r}", keys=[key])
+        object.__setattr__(self, "factors", tuple(factors.items()))
+
+    def __repr__(self) -> str:
+        return _with_keys("Scale", dict(self.factors))
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class SetTo(Change):
+    """Sets hyperparameters, as in `SetTo(learning_rate=1e-4)`.
+
+    Args:
+        **values: by key; numbers, texts, booleans, None, or lists of these.
+    """
+
+    values: tuple[tuple[str, Any], ...]
+
+    def __init__(self, **values: Any) -> None:
+        if not values:
+            raise ConfigurationError("SetTo needs a value by key, as in SetTo(learning_rate=1e-4)", keys=["changes"])
+        object.__setattr__(self, "values", tuple(values.items()))
+
+    def __hash__(self) -> int:
+        # a value may be a list
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return _with_keys("SetTo", dict(self.values))
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class KeepRows(Change):
+    """Leaves components as they are, as in `KeepRows("replay")`: the rows collected since the target stay.
+
+    Without it a replay buffer returns to the target with all the rest, and the rows collected since are dropped.
+
+    Args:
+        *components: names of components.
+    """
+
+    components: tuple[str, ...]
+
+    def __init__(self, *components: str) -> None:
+        if not components or not all(isinstance(name, str) and name for name in components):
+            message = f'KeepRows needs names of components, as in KeepRows("replay"), got {components!r}'
+            raise ConfigurationError(message, keys=["changes"])
+        object.__setattr__(self, "components", components)
+
+    def __repr__(self) -> str:
+        return written("KeepRows", *self.components)
+
+
+@dataclass(frozen=True, repr=False)
+class Call(Change):
+    """Calls a function once the target is restored and the hyperparameters are set.
+
+    Args:
+        function: called with the components, {name: live object}, and the level of escalation, from 1 on. What it
+            changes in components is part of the rollback's commit; if it raises, there is no rollback.
+    """
+
+    function: Callable[[Mapping[str, Any], int], object]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ConfigurationError(f"Call needs a function, got {self.function!r}", keys=["changes"])
+
+    def __repr__(self) -> str:
+        return f"Call({getattr(self.function, '__qualname__', repr(self.function))})"
+
+
+@dataclass(frozen=True, repr=False)
+class Together(Change):
+    """Several changes at once: what `&` makes.
+
+    Raises:
+        ConfigurationError: two of them want the same hyperparameter.
+    """
+
+    changes: tuple[Change, ...]
+
+    def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for part in self.changes:
+            again = sorted(seen & keys([part]))
+            if again:
+                raise ConfigurationError(f"{self!r} changes {again[0]!r} twice", keys=again)
+            seen |= keys([part])
+
+    def parts(self) -> tuple[Change, ...]:
+        """Returns the changes that this one is joined from."""
+        return self.changes
+
+    def __repr__(self) -> str:
+        return " & ".join(map(repr, self.changes))
+
+
+def keys(changes: Iterable[Change]) -> frozenset[str]:
+    """Returns the hyperparameters that any of the changes wants to change."""
+    found: set[str] = set()
+    for part in _parts(changes):
+        if isinstance(part, Scale):
+            found.update(key for key, _ in part.factors)
+        elif isinstance(part, SetTo):
+            found.update(key for key, _ in part.values)
+    return frozenset(found)
+
+
+def new_values(change: Change, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the hyperparameters that a change sets, with their new values.
+
+    Args:
+        change: one, or several joined.
+        hyperparameters: those in force at the target.
+
+    Raises:
+        ConfigurationError: a key that the run does not have; one to scale that is no number, or that is a whole number
+            and would stay what it is.
+    """
+    values: dict[str, Any] = {}
+    for part in change.parts():
+        if isinstance(part, Scale):
+            values.update((key, _scaled(part, key, factor, hyperparameters)) for key, factor in part.factors)
+        elif isinstance(part, SetTo):
+            for key, value in part.values:
+                _value(part, key, hyperparameters)
+                values[key] = value
+    return values
+
+
+def reseeds(change: Change) -> bool:
+    """Returns whether random streams are to continue from new seeds."""
+    return any(isinstance(part, Reseed) for part in change.parts())
+
+
+def kept_components(change: Change) -> frozenset[str]:
+    """Returns the names of the components that stay as they are."""
+    return frozenset(name for part in change.parts() if isinstance(part, KeepRows) for name in part.components)
+
+
+def calls(change: Change) -> tuple[Callable[[Mapping[str, Any], int], object], ...]:
+    """Returns the functions to call with (components, level), in the order written."""
+    return tuple(part.function for part in change.parts() if isinstance(part, Call))
+
+
+def checked_changes(changes: Any) -> tuple[Change, ...]:
+    """Returns the changes of each level from one change or a sequence of them; raises ConfigurationError."""
+    levels = (changes,) if isinstance(changes, Change) else changes
+    if isinstance(levels, list | tuple) and levels and all(isinstance(each, Change) for each in levels):
+        return tuple(levels)
+    raise ConfigurationError(
+        f"changes are one, such as Reseed() & Scale(learning_rate=0.5), or a list with one for each level of "
+        f"escalation, got {changes!r}",
+        keys=["changes"],
+    )
+
+
+def _parts(changes: Iterable[Change]) -> list[Change]:
+    return [part for change in changes for part in change.parts()]
+
+
+def _value(part: Change, key: str, hyperparameters: Mapping[str, Any]) -> Any:
+    if key not in hyperparameters:
+        known = ", ".join(map(repr, hyperparameters)) or "none"
+        message = f"{part!r} changes {key!r}, which the run does not have; its hyperparameters: {known}"
+        raise ConfigurationError(message, keys=[key])
+    return hyperparameters[key]
+
+
+def _scaled(part: Scale, key: str, factor: float, hyperparameters: Mapping[str, Any]) -> float:
+    value = _value(part, key, hyperparameters)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConfigurationError(f"{part!r} scales {key!r}, which is no number but {value!r}", keys=[key])
+    if isinstance(value, float):
+        return value * factor
+    rounded = int(math.copysign(max(1, round(abs(value) * factor)), value)) if value else 0
+    if rounded == value and factor != 1:
+        message = f"{part!r} would leave {key}={value!r} as it is, for a whole number stays whole"
+        raise ConfigurationError(f"{message}; write {key}={float(value)!r} if it need not be", keys=[key])
+    return rounded
+
+
+def _with_keys(name: str, options: Mapping[str, Any]) -> str:
+    if all(key.isidentifier() for key in options):
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+    return f"{name}(**{dict(options)!r})"

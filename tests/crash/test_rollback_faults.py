@@ -1,0 +1,100 @@
+"""A rollback whose disk fails, or whose process is killed, at any of its operations is done again by the next start."""
+
+import contextlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+from crash_helpers import FaultyDisk, fail_with, in_child, kill, tear_and_kill
+from rollback_loops import POLICY, Objects, train
+
+import simckpt
+from simckpt.comparison import fingerprint
+from simckpt.errors import RolledBack, SimckptError
+from simckpt.storage import durable
+
+START, UNTIL = 120, 150  # a checkpoint shortly before the rollback, and a step after it
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory) -> Path:
+    """A store whose run is shortly before its rollback."""
+    path = tmp_path_factory.mktemp("before") / "s"
+    train(simckpt.Store(path), until=START, background=None)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(before, tmp_path_factory) -> tuple[dict, list]:
+    """What the objects and the checkpoints are after a rollback that nothing disturbed."""
+    path = tmp_path_factory.mktemp("undisturbed") / "s"
+    shutil.copytree(before, path)
+    objects = simckpt.supervise(train, simckpt.Store(path), until=UNTIL)
+    return objects.bits(), line(path)
+
+
+def line(path: Path) -> list[tuple[str, int, str]]:
+    run = simckpt.Store(path).run("a")
+    return [(each.kind, each.step, fingerprint(each)) for each in run.checkpoints()]
+
+
+def roll_back(path: Path, disk: FaultyDisk, fault=None, at: int = 0) -> None:
+    """Goes on until the rollback; the disk is armed once the policy has decided."""
+
+    def arm(components: object, level: int) -> None:
+        disk.arm(fault, at=at)
+
+    policy = replace(POLICY, changes=POLICY.levels[0] & simckpt.Call(arm))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "Disk", lambda: disk)
+        train(simckpt.Store(path), policy=policy, background=None)
+
+
+@pytest.fixture(scope="module")
+def places(before, tmp_path_factory) -> dict[int, str]:
+    """Returns {number: name} of the operations of a rollback; of many in a row of one kind, the first and the last."""
+    path, disk = tmp_path_factory.mktemp("counted") / "s", FaultyDisk()
+    shutil.copytree(before, path)
+    with pytest.raises(RolledBack):
+        roll_back(path, disk)
+    calls = [None, *disk.calls, None]
+    assert calls.count("rename") >= 1
+    return {at: calls[at] for at in range(1, len(calls) - 1) if not calls[at - 1] == calls[at] == calls[at + 1]}
+
+
+def check_goes_on(path: Path, undisturbed: tuple[dict, list]) -> str:
+    """Starts the run again, compares with the undisturbed one and returns what kind of commit it went on from."""
+    head = simckpt.Store(path).run("a").latest().kind
+    objects: Objects = simckpt.supervise(train, simckpt.Store(path), until=UNTIL)
+    assert objects.bits() == undisturbed[0]
+    assert line(path) == undisturbed[1]
+    return head
+
+
+def test_an_error_at_any_operation_leaves_the_head_or_the_rollback(before, undisturbed, places, tmp_path) -> None:
+    heads = []
+    # the kills below hit the others
+    for at in list(places)[::2]:
+        path = tmp_path / str(at)
+        shutil.copytree(before, path)
+        # where the log cannot be written there is a warning, and the rollback is done
+        with contextlib.suppress(RolledBack, SimckptError, simckpt.SimckptWarning):
+            roll_back(path, FaultyDisk(), fail_with(5), at)
+        heads.append(check_goes_on(path, undisturbed))
+        shutil.rmtree(path)
+    assert set(heads) == {"save", "rollback"}
+
+
+def test_a_kill_at_any_operation_leaves_the_head_or_the_rollback(before, undisturbed, places, tmp_path) -> None:
+    heads = []
+    for at, name in list(places.items())[1::2]:
+        path = tmp_path / str(at)
+        shutil.copytree(before, path)
+        fault = tear_and_kill if name == "pwrite" else kill
+        assert in_child(lambda path=path, at=at, fault=fault: roll_back(path, FaultyDisk(), fault, at)) == -SIGKILL
+        heads.append(check_goes_on(path, undisturbed))
+        shutil.rmtree(path)
+    assert set(heads) == {"save", "rollback"}
+    assert heads == sorted(heads, reverse=True), "once it is committed it stays so"

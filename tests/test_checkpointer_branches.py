@@ -1,0 +1,236 @@
+"""Branches in the training loop: what the first start restores, and that overrides are in force."""
+
+# ruff: noqa: PT012 - what is tested is the body of a context
+
+import numpy as np
+import pytest
+import torch
+from rollback_loops import ARGS, HOT, Objects, train
+
+import simckpt
+from simckpt.comparison import compare
+from simckpt.errors import ConfigurationError, OverrideNotAppliedError, StateMismatchError
+
+
+@pytest.fixture
+def store(tmp_path) -> simckpt.Store:
+    return simckpt.Store(tmp_path / "s")
+
+
+@pytest.fixture
+def origin(store) -> simckpt.Run:
+    """A run of 60 steps with checkpoints at 20, 40 and 60."""
+    train(store, "origin", until=60, policy=None)
+    return store.run("origin")
+
+
+def begin(store: simckpt.Store, run: str, **options) -> tuple[simckpt.Run, simckpt.Checkpointer, Objects]:
+    started = store.start(run)
+    objects = Objects(started.configure(ARGS, defaults=ARGS))
+    options.setdefault("hyperparameters", objects.hyperparameters)
+    return started, started.checkpointer(objects.components, save_when=simckpt.EverySteps(20), **options), objects
+
+
+def test_a_branch_without_overrides_equals_the_origin_that_goes_on(store, origin) -> None:
+    origin.at(step=40).branch("twin", rng="continue")
+    went_on, branched = train(store, "origin", until=120, policy=None), train(store, "twin", until=120, policy=None)
+    assert branched.bits() == went_on.bits()
+    pairs = [(store.run("twin").at(step=step), store.run("origin").at(step=step)) for step in (60, 80, 100, 120)]
+    assert [one.step for one, two in pairs if not compare(one, two).identical] == []
+    assert [each.step for each in store.run("twin").checkpoints()] == [60, 80, 100, 120]
+
+
+def test_the_first_commit_of_a_branch_has_the_origin_as_its_parent(store, origin) -> None:
+    origin.at(step=40).branch("b", {"learning_rate": 0.01})
+    train(store, "b", until=80, policy=None)
+    first, second = store.run("b").checkpoints()
+    assert (first.parent, second.parent) == (origin.at(step=40).id, first.id)
+    assert first.hyperparameters["learning_rate"] == 0.01
+
+
+def test_an_override_acts_and_the_rest_is_the_origins(store, origin) -> None:
+    origin.at(step=40).branch("b", {"learning_rate": 0.01})
+    run, checkpointer, objects = begin(store, "b")
+    restored = checkpointer.restore_latest()
+    assert (restored.id, objects.loop.step) == (origin.at(step=40).id, 40)
+    assert objects.optimizer.param_groups[0]["lr"] == 0.01
+    assert objects.optimizer.state_dict()["state"][0]["step"] == 40
+    assert checkpointer.hyperparameters["learning_rate"] == 0.01
+    run.close()
+
+
+def test_a_branch_of_a_branch_starts_from_the_branch(store, origin) -> None:
+    origin.at(step=40).branch("b", {"learning_rate": 0.01})
+    train(store, "b", until=60, policy=None)
+    store.run("b").latest().branch("c", {"gamma": 0.5})
+    objects = train(store, "c", until=80, policy=None)
+    assert (objects.args["gamma"], objects.args["learning_rate"]) == (0.5, 0.01)
+    assert objects.optimizer.param_groups[0]["lr"] == 0.01
+    assert store.run("c").latest().parent == store.run("b").at(step=60).id
+
+
+def test_a_branch_that_forgets_to_restore_cannot_start_anew(store, origin) -> None:
+    origin.latest().branch("b")
+    run, checkpointer, _ = begin(store, "b")
+    with pytest.raises(ConfigurationError, match=r"restore_latest\(\)"):
+        checkpointer.step(1)
+    run.close()
+
+
+def test_a_branch_that_died_before_its_first_commit_starts_from_the_origin_again(store, origin) -> None:
+    origin.at(step=40).branch("b", {"learning_rate": 0.01})
+    run, checkpointer, objects = begin(store, "b")
+    checkpointer.restore_latest()
+    for _ in range(10):
+        objects.advance()
+        checkpointer.step(objects.loop.step)
+    run.close()
+    again = train(store, "b", until=100, policy=None)
+    origin.at(step=40).branch("undisturbed", {"learning_rate": 0.01})
+    assert again.bits() == train(store, "undisturbed", until=100, policy=None).bits()
+
+
+def test_a_resumed_branch_equals_the_undisturbed_one(store, origin) -> None:
+    for name in ("killed", "undisturbed"):
+        origin.at(step=40).branch(name, {"learning_rate": 0.01, "num_envs": 3})
+    with pytest.warns(simckpt.BranchWarning):
+        train(store, "killed", until=73, policy=None)
+    with pytest.warns(simckpt.BranchWarning):
+        undisturbed = train(store, "undisturbed", until=120, policy=None)
+    # its own checkpoints have the new shapes: nothing is dropped and nothing warned of
+    assert train(store, "killed", until=120, policy=None).bits() == undisturbed.bits()
+
+
+def test_reseeding_gives_streams_of_their_own_and_the_same_each_time(store, origin) -> None:
+    checkpoint = origin.at(step=40)
+    ends = {}
+    for name in ("one", "two"):
+        checkpoint.branch(name, rng="reseed")
+        run, checkpointer, objects = begin(store, name)
+        checkpointer.restore_latest()
+        ends[name] = objects.bits()
+        run.close()
+        run, checkpointer, objects = begin(store, name)
+        checkpointer.restore_latest()
+        assert objects.bits() == ends[name]
+        run.close()
+    checkpoint.restore(objects.components)
+    ends["origin"] = objects.bits()
+    for stream in ("sampler", "torch", "numpy"):
+        assert len({str(each[stream]) for each in ends.values()}) == 3
+    for rest in ("model", "momenta", "learning rate", "loop"):
+        assert ends["one"][rest] == ends["two"][rest] == ends["origin"][rest]
+
+
+def test_an_override_that_nothing_declares_is_refused_by_name_and_nothing_is_touched(store, origin) -> None:
+    origin.latest().branch("b", {"learning_rate": 0.01})
+    for hyperparameters in (None, simckpt.Hyperparameters(from_args={"gamma"})):
+        run, checkpointer, objects = begin(store, "b", hyperparameters=hyperparameters)
+        before = objects.bits()
+        with pytest.raises(OverrideNotAppliedError, match="'learning_rate'") as caught:
+            checkpointer.restore_latest()
+        assert caught.value.key == "learning_rate"
+        assert objects.bits() == before
+        run.close()
+
+
+def test_an_override_that_the_loop_takes_away_is_told_by_name(store, origin) -> None:
+    origin.latest().branch("b", {"learning_rate": 0.01})
+    run, checkpointer, objects = begin(store, "b")
+    checkpointer.restore_latest()
+    objects.optimizer.param_groups[0]["lr"] = HOT
+    objects.advance()
+    with pytest.raises(OverrideNotAppliedError) as caught:
+        checkpointer.step(objects.loop.step)
+    assert (caught.value.key, caught.value.wanted, caught.value.found) == ("learning_rate", 0.01, HOT)
+    run.close()
+
+
+def test_an_override_survives_the_scheduler_that_is_bound(store) -> None:
+    def objects_of(args):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=args["learning_rate"], momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)
+        components = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        return components, simckpt.Hyperparameters({"learning_rate": [optimizer, scheduler]})
+
+    def go_on(run: simckpt.Run, until: int) -> list[float]:
+        components, hyperparameters = objects_of(run.configure({"learning_rate": 0.8}, defaults={"learning_rate": 0.8}))
+        checkpointer = run.checkpointer(components, save_when=simckpt.EverySteps(1), hyperparameters=hyperparameters)
+        restored = checkpointer.restore_latest()
+        rates = []
+        for step in range(restored.step + 1 if restored else 1, until + 1):
+            components["model"](torch.ones(1, 2)).sum().backward()
+            rates.append(components["optimizer"].param_groups[0]["lr"])
+            components["optimizer"].step()
+            components["scheduler"].step()
+            checkpointer.step(step)
+        run.close()
+        return rates
+
+    assert go_on(store.start("a"), 2) == [0.8, 0.4]
+    store.run("a").latest().branch("b", {"learning_rate": 8.0})
+    # the schedule goes on from the new base: 8 * 0.5**2
+    assert go_on(store.start("b"), 5) == [2.0, 1.0, 0.5]
+
+
+def test_another_number_of_envs_is_refused_unless_the_program_says_what_begins_anew(store) -> None:
+    def started(name: str, hyperparameters: simckpt.Hyperparameters, num_envs: int):
+        run, running = store.start(name), np.zeros((num_envs, 3))
+        run.configure({"num_envs": 2}, defaults={"num_envs": 2})
+        options = {"save_when": simckpt.EverySteps(1), "hyperparameters": hyperparameters}
+        return run, run.checkpointer({"running": running}, **options), running
+
+    run, checkpointer, running = started("a", simckpt.Hyperparameters(), 2)
+    checkpointer.save(1).branch("b", {"num_envs": 5})
+    run.close()
+    run, checkpointer, running = started("b", simckpt.Hyperparameters(from_args={"num_envs"}), 5)
+    running[:] = 7
+    with pytest.raises(StateMismatchError, match=r"running: saved as float64 \(2, 3\), live is float64 \(5, 3\)"):
+        checkpointer.restore_latest()
+    assert (running == 7).all()
+    run.close()
+    run, checkpointer, running = started("b", simckpt.Hyperparameters(fresh={"num_envs": {"running"}}), 5)
+    running[:] = 7
+    with pytest.warns(simckpt.BranchWarning, match=r"'num_envs'.*'running'"):
+        assert checkpointer.restore_latest().step == 1
+    assert (running == 7).all()
+    assert checkpointer.step(2).wait()["running"].shape == (5, 3)
+    run.close()
+
+
+def test_what_is_dropped_for_another_number_of_envs_is_named(store, origin) -> None:
+    origin.latest().branch("b", {"num_envs": 5})
+    run, checkpointer, objects = begin(store, "b")
+    with pytest.warns(simckpt.BranchWarning, match=r"'num_envs'.*'loop/observations'"):
+        checkpointer.restore_latest()
+    assert objects.loop.step == 60
+    np.testing.assert_array_equal(objects.loop.observations, np.zeros((5, 3)))
+    run.close()
+
+
+def test_a_warning_that_is_an_error_leaves_a_branch_untouched(store, origin) -> None:
+    origin.latest().branch("b", {"num_envs": 5})
+    run, checkpointer, objects = begin(store, "b")
+    before = objects.bits()
+    with pytest.raises(simckpt.BranchWarning):
+        checkpointer.restore_latest()
+    assert objects.bits() == before
+    run.close()
+
+
+def test_a_branch_starts_from_a_post_mortem(store, origin) -> None:
+    run, checkpointer, objects = begin(store, "origin")
+    run.close()
+    run = store.start("origin")
+    objects = Objects(run.configure(ARGS))
+    checkpointer = run.checkpointer(objects.components, save_when=simckpt.policies.OnException())
+    with pytest.raises(ZeroDivisionError), checkpointer:
+        checkpointer.restore_latest()
+        objects.advance()
+        checkpointer.step(objects.loop.step)
+        raise ZeroDivisionError
+    run.close()
+    (found,) = [each for each in store.run("origin").checkpoints(abandoned=True) if each.kind == "exception"]
+    found.branch("b")
+    assert train(store, "b", until=80, policy=None).bits() == train(store, "origin", until=80, policy=None).bits()

@@ -1,0 +1,531 @@
+"""Rollbacks of a training loop: what they restore, change, commit and protect; what a failure or a kill leaves."""
+
+# ruff: noqa: PT012 - what is tested is the body of a context
+
+import gc
+import json
+import logging
+import os
+import signal
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from background_helpers import GatedDisk
+from rollback_loops import ARGS, HOT, POLICY, Objects, train
+
+import simckpt
+from simckpt import decisions, replay
+from simckpt.comparison import compare
+from simckpt.errors import (
+    ConfigurationError,
+    OverrideNotAppliedError,
+    RollbackLimitError,
+    RolledBack,
+    StorageError,
+)
+from simckpt.policies import Evaluation, OnException, OnSignal
+from simckpt.storage import durable
+
+EACH = simckpt.EverySteps(20)
+
+
+@pytest.fixture
+def store(tmp_path) -> simckpt.Store:
+    return simckpt.Store(tmp_path / "s")
+
+
+@pytest.fixture
+def handler():
+    """Puts the handler back that an exit by a signal leaves ignored."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def events(store: simckpt.Store, run: str = "a") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (store.path / "runs" / run / "events.jsonl").read_text().splitlines()]
+
+
+def kinds(run: simckpt.Run) -> list[tuple[str, int]]:
+    return [(each.kind, each.step) for each in run.checkpoints()]
+
+
+def same_line(one: simckpt.Run, two: simckpt.Run) -> bool:
+    """Returns whether two runs have the same checkpoints on the lines of their heads, bit for bit."""
+    assert kinds(one) == kinds(two)
+    return all(compare(*pair).identical for pair in zip(one.checkpoints(), two.checkpoints(), strict=True))
+
+
+def test_the_loop_is_left_and_the_rollback_is_the_head(store) -> None:
+    with pytest.raises(RolledBack, match=r"went back from step 1\d0 to step 1\d0 \(level 1.*eval/return") as caught:
+        train(store)
+    run = store.run("a")
+    head = run.latest()
+    error, target = caught.value, run.at(step=caught.value.target_step)
+    assert (error.run, error.level, head.kind, head.step) == ("a", 1, "rollback", error.target_step)
+    assert target.id == head.id
+    (origin,) = [each for each in run.checkpoints() if each.id == head.parent]
+    assert (origin.kind, origin.step) == ("save", head.step)
+    (abandoned,) = [each for each in run.checkpoints(abandoned=True) if each.id == head.rollback["abandoned"]]
+    assert abandoned.step > head.step
+    assert abandoned.id not in {each.id for each in run.checkpoints()}
+    assert head.rollback["level"] == 1
+    assert head.rollback["changes"]["hyperparameters"] == {"learning_rate": HOT / 2}
+    assert head.rollback["reason"] == error.reason
+    assert head.hyperparameters == {**ARGS, "learning_rate": HOT / 2}
+    # the claim was given back: anybody may go on
+    store.start("a").close()
+
+
+def test_all_components_return_together_and_only_the_changes_differ(store) -> None:
+    with pytest.raises(RolledBack):
+        train(store, policy=replace(POLICY, changes=simckpt.Scale(learning_rate=0.5)))
+    head = store.run("a").latest()
+    (target,) = [each for each in store.run("a").checkpoints() if each.id == head.parent]
+    paths = {each.path for each in compare(target, head).differences}
+    assert {path for path in paths if not path.startswith("checkpointer/")} == {"optimizer/param_groups/0/lr"}
+
+
+def test_supervise_enters_training_again_and_returns_its_result(store, caplog) -> None:
+    with caplog.at_level(logging.WARNING, "simckpt"):
+        objects = simckpt.supervise(train, store)
+    assert objects.loop.step == 200
+    assert objects.optimizer.param_groups[0]["lr"] == HOT / 2
+    assert objects.args["learning_rate"] == HOT / 2
+    (record,) = caplog.records
+    assert "run 'a' went back from step" in record.message
+    assert [each.kind for each in store.run("a").checkpoints()].count("rollback") == 1
+
+
+def test_supervise_lets_go_of_what_the_call_before_held(caplog) -> None:
+    class Large:
+        pass
+
+    alive: list[weakref.ref[Large]] = []
+
+    def hold() -> str:
+        assert [each() for each in alive] == [None] * len(alive)
+        large = Large()
+        large.itself = large  # type: ignore[attr-defined]
+        alive.append(weakref.ref(large))
+        if len(alive) < 3:
+            try:
+                raise KeyError("in the way")
+            except KeyError:
+                raise RolledBack("back", run="a", step=2, target_step=1, level=1, reason="x") from None
+        return "done"
+
+    gc.disable()
+    try:
+        assert simckpt.supervise(hold) == "done"
+    finally:
+        gc.enable()
+    assert len(alive) == 3
+
+
+def test_other_errors_pass_through_supervise(store) -> None:
+    with pytest.raises(ConfigurationError):
+        simckpt.supervise(train, store, args={**ARGS, "learning_rate": object()})
+
+
+def test_a_rollback_in_place_equals_one_that_enters_again(store) -> None:
+    saves = []
+
+    def in_place() -> Objects:
+        with store.start("b") as run:
+            objects = Objects(run.configure(ARGS, defaults=ARGS))
+            checkpointer = run.checkpointer(
+                objects.components,
+                save_when=EACH,
+                hyperparameters=objects.hyperparameters,
+                rollback=POLICY,
+                in_place=True,
+            )
+            with checkpointer:
+                while objects.loop.step < 200:
+                    objects.advance()
+                    saves.append(checkpointer.step(objects.loop.step, objects.metrics()))
+                    if saves[-1] is not None and saves[-1].kind == "rollback":
+                        assert saves[-1].wait().id == run.latest().id
+                        assert objects.loop.step == saves[-1].step
+                        assert checkpointer.hyperparameters["learning_rate"] == HOT / 2
+        return objects
+
+    entered_again, stayed = simckpt.supervise(train, store), in_place()
+    assert stayed.bits() == entered_again.bits()
+    assert [save.kind for save in saves if save is not None].count("rollback") == 1
+    assert same_line(store.run("a"), store.run("b"))
+
+
+def test_the_history_after_a_rollback_is_the_targets_and_the_rollback_is_remembered(store) -> None:
+    with pytest.raises(RolledBack) as caught:
+        train(store)
+    state = store.run("a").latest()["checkpointer"]
+    history = decisions.evaluations_of(state)["eval/return"]
+    # the evaluation of a step is part of the checkpoint of this step
+    assert [each.step for each in history] == list(range(10, caught.value.target_step + 1, 10))
+    assert all(len(each.returns) == 20 for each in history)
+    (past,) = state["rollbacks"]
+    assert (past["step"], past["target_step"], past["level"]) == (caught.value.step, caught.value.target_step, 1)
+    assert past["evaluations"] == caught.value.step // 10
+    assert past["saw"][-1] == [caught.value.step, pytest.approx(0, abs=1), 20]
+    assert len(past["saw"]) == 10
+
+
+def test_every_rollback_is_logged_with_what_the_policy_saw(store) -> None:
+    with pytest.raises(RolledBack) as caught:
+        train(store)
+    (event,) = [event for event in events(store) if event["event"] == "rolled back"]
+    assert (event["step"], event["target_step"]) == (caught.value.step, caught.value.target_step)
+    assert event["reason"] == caught.value.reason
+    assert event["changes"]["hyperparameters"] == {"learning_rate": HOT / 2}
+    assert event["saw"][-1][0] == caught.value.step
+
+
+@pytest.mark.parametrize("until", [40, 70, 130, 140, 170])
+def test_a_run_that_was_stopped_anywhere_equals_the_undisturbed_one(store, until: int) -> None:
+    undisturbed = simckpt.supervise(train, store, "undisturbed")
+    # as after a kill: nothing of this process's objects is used again
+    simckpt.supervise(train, store, "stopped", until=until)
+    assert simckpt.supervise(train, store, "stopped").bits() == undisturbed.bits()
+    assert same_line(store.run("stopped"), store.run("undisturbed"))
+
+
+def test_runs_of_other_seeds_draw_other_numbers_after_a_rollback(store) -> None:
+    heads = []
+    for seed in (1, 2):
+        with pytest.raises(RolledBack):
+            train(store, f"seed-{seed}", args={**ARGS, "seed": seed})
+        heads.append(store.run(f"seed-{seed}").latest())
+    assert heads[0].rollback["changes"]["seed"] != heads[1].rollback["changes"]["seed"]
+
+
+def test_a_second_rollback_escalates_and_draws_other_numbers(store) -> None:
+    policy = replace(POLICY, changes=[simckpt.Reseed(), simckpt.Reseed() & simckpt.Scale(learning_rate=0.5)])
+    objects = simckpt.supervise(train, store, policy=policy)
+    commits = [each for each in store.run("a").checkpoints(abandoned=True) if each.kind == "rollback"]
+    assert [each.rollback["level"] for each in commits] == [1, 2]
+    assert [each.rollback["changes"]["hyperparameters"] for each in commits] == [{}, {"learning_rate": HOT / 2}]
+    assert len({each.rollback["changes"]["seed"] for each in commits}) == 2
+    assert objects.args["learning_rate"] == HOT / 2
+
+
+def test_the_policy_stops_after_its_last_rollback(store) -> None:
+    with pytest.raises(RollbackLimitError) as caught:
+        simckpt.supervise(train, store, policy=replace(POLICY, changes=simckpt.Reseed(), max_rollbacks=2))
+    assert (caught.value.run, caught.value.rollbacks) == ("a", 2)
+    assert events(store)[-1]["event"] == "stopped"
+    store.start("a").close()
+
+
+def test_the_policy_may_go_on_after_its_last_rollback(store) -> None:
+    policy = replace(POLICY, changes=simckpt.Reseed(), max_rollbacks=1, then="continue")
+    assert simckpt.supervise(train, store, policy=policy).loop.step == 200
+    assert [each.kind for each in store.run("a").checkpoints(abandoned=True)].count("rollback") == 1
+
+
+@pytest.mark.parametrize("what", ["loss", "parameter", "return"])
+def test_what_is_not_finite_goes_back_at_once(store, what: str) -> None:
+    run = store.start("a")
+    objects = Objects(run.configure(ARGS))
+    checkpointer = run.checkpointer(
+        objects.components, save_when=EACH, hyperparameters=objects.hyperparameters, rollback=POLICY
+    )
+    metrics: dict[str, Any] = {}
+    with pytest.raises(RolledBack) as caught, checkpointer:
+        while objects.loop.step < 127:
+            objects.advance()
+            checkpointer.step(objects.loop.step, objects.metrics())
+        objects.advance()
+        if what == "parameter":
+            with torch.no_grad():
+                objects.model.bias[0] = torch.nan
+        else:
+            metrics = {"policy_loss": np.inf} if what == "loss" else {"eval/return": [1.0, np.nan]}
+        checkpointer.step(objects.loop.step, metrics)
+    said = {"loss": "policy_loss is inf", "parameter": "'bias' of 'model'", "return": "eval/return is nan"}
+    assert said[what] in caught.value.reason
+    assert caught.value.step == 128
+    assert torch.isfinite(store.run("a").latest()["model/bias"]).all()
+
+
+def test_parameters_are_looked_at_before_they_are_saved(store) -> None:
+    model = torch.nn.Linear(2, 2)
+    run, policy = store.start("a"), replace(POLICY, changes=simckpt.Reseed())
+    checkpointer = run.checkpointer({"model": model}, save_when=simckpt.EverySteps(10), rollback=policy)
+    checkpointer.step(10, {"eval/return": [1.0, 2.0]}).wait()
+    with torch.no_grad():
+        model.weight[0, 0] = torch.inf
+    assert checkpointer.step(11) is None
+    with pytest.raises(RolledBack):
+        checkpointer.step(20)
+    assert [each.step for each in run.checkpoints(abandoned=True)] == [10, 10]
+
+
+class Space:
+    shape, dtype = (3,), np.dtype("float32")
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
+def test_rows_collected_since_the_target_are_kept_or_dropped(store, keep: bool) -> None:
+    buffer, loop = replay.ReplayBuffer(200, Space(), Space(), num_envs=1, seed=1), simckpt.LoopState(step=0)
+    changes = simckpt.Reseed() & simckpt.KeepRows("replay") if keep else simckpt.Reseed()
+    run = store.start("a")
+    checkpointer = run.checkpointer(
+        {"replay": buffer, "loop": loop},
+        save_when=simckpt.EverySteps(10),
+        rollback=replace(POLICY, changes=changes),
+        in_place=True,
+    )
+    for _ in range(25):
+        loop.step += 1
+        row = np.full((1, 3), loop.step, "float32")
+        buffer.add(row, row, row[:, 0], np.array([False]), np.array([False]), row)
+        metrics = {"eval/return": [1.0, 2.0]} if loop.step == 10 else {}
+        checkpointer.step(loop.step, {"loss": np.nan} if loop.step == 25 else metrics)
+    assert loop.step == 10
+    assert len(buffer) == (25 if keep else 10)
+    # what the next checkpoint has is what the buffer has, whatever was written before
+    saved, fresh = checkpointer.save(11), replay.ReplayBuffer(200, Space(), Space(), num_envs=1, seed=1)
+    saved.restore({"replay": fresh})
+    assert len(fresh) == len(buffer)
+    for one, two in zip(fresh.sample(50), buffer.sample(50), strict=True):
+        assert one.tobytes() == two.tobytes()
+    run.close()
+
+
+def test_a_function_changes_what_it_likes_and_that_is_part_of_the_commit(store) -> None:
+    def clear(components: dict[str, Any], level: int) -> None:
+        components["loop"].clip = -level
+
+    with pytest.raises(RolledBack):
+        train(store, policy=replace(POLICY, changes=simckpt.Call(clear)))
+    assert store.run("a").latest()["loop"]["clip"] == -1
+
+
+def test_a_function_that_raises_leaves_all_as_it_was(store) -> None:
+    seen: list[Objects] = []
+
+    def fail(components: dict[str, Any], level: int) -> None:
+        components["loop"].clip = -1
+        raise ZeroDivisionError("no")
+
+    with pytest.raises(ZeroDivisionError, match="no") as caught:
+        train(
+            store,
+            policy=replace(POLICY, changes=simckpt.Scale(learning_rate=0.5) & simckpt.Call(fail)),
+            seen=lambda checkpointer, objects: seen.append(objects),
+        )
+    assert "was going back from step" in caught.value.__notes__[0]
+    assert seen[0].loop.clip == 0.2
+    assert seen[0].loop.step > 120
+    assert seen[0].optimizer.param_groups[0]["lr"] == HOT
+    assert "rollback" not in [each.kind for each in store.run("a").checkpoints(abandoned=True)]
+    assert store.run("a").latest().step == 120
+    assert "rollback failed" in [event["event"] for event in events(store)]
+
+
+def test_a_disk_that_refuses_the_commit_leaves_the_head_and_the_next_start_goes_back(store, monkeypatch) -> None:
+    undisturbed = simckpt.supervise(train, store, "undisturbed")
+    disk = GatedDisk()
+    monkeypatch.setattr(durable, "Disk", lambda: disk)
+    broken = simckpt.Store(store.path)
+    began: list[simckpt.Checkpointer] = []
+
+    def seen(checkpointer: simckpt.Checkpointer, objects: Objects) -> None:
+        began.append(checkpointer)
+        if objects.loop.step == 130:
+            checkpointer.wait()
+            disk.failure = OSError(28, "full")
+
+    with pytest.raises((StorageError, simckpt.SimckptError)) as caught:
+        train(broken, seen=seen, save_when=simckpt.EverySteps(20))
+    assert not isinstance(caught.value, RolledBack)
+    disk.failure = None
+    # whoever went on with the target in the objects and the old head on disk would bury one of them
+    assert store.run("a").latest().step == 120
+    assert store.run("a").latest().kind == "save"
+    assert simckpt.supervise(train, store).bits() == undisturbed.bits()
+    assert same_line(store.run("a"), store.run("undisturbed"))
+
+
+def test_a_loop_cannot_go_on_after_the_commit_failed_unless_it_restores(store, monkeypatch) -> None:
+    objects = Objects(ARGS)
+    run = store.start("a")
+    run.configure(ARGS)
+    checkpointer = run.checkpointer(
+        objects.components, save_when=EACH, hyperparameters=objects.hyperparameters, rollback=POLICY, in_place=True
+    )
+    while objects.loop.step < 130:
+        objects.advance()
+        checkpointer.step(objects.loop.step, objects.metrics())
+    checkpointer.wait()
+    publish = checkpointer._saver._files.publish
+    monkeypatch.setattr(
+        checkpointer._saver._files, "publish", lambda *_: (_ for _ in ()).throw(StorageError("the disk refused"))
+    )
+    with pytest.raises(StorageError, match="the disk refused"):
+        checkpointer.step(131, {"loss": np.nan})
+    monkeypatch.setattr(checkpointer._saver._files, "publish", publish)
+    assert checkpointer.hyperparameters["learning_rate"] == HOT
+    with pytest.raises(ConfigurationError, match="restore_latest"):
+        checkpointer.step(132)
+    assert checkpointer.restore_latest().step == 120
+    assert objects.optimizer.param_groups[0]["lr"] == HOT
+    assert checkpointer.step(131, {"loss": np.nan}).kind == "rollback"
+    run.close()
+
+
+def test_the_possible_target_is_not_pruned(store) -> None:
+    objects = simckpt.supervise(train, store, keep=simckpt.KeepLast(1))
+    unpruned = simckpt.supervise(train, store, "b")
+    assert objects.bits() == unpruned.bits()
+    (head,) = [each for each in store.run("a").checkpoints(abandoned=True) if each.kind == "rollback"]
+    assert head.step >= 90
+
+
+def test_a_rollback_is_no_exception_for_a_post_mortem(store) -> None:
+    with pytest.raises(RolledBack):
+        train(store, save_when=EACH | OnException())
+    assert "exception" not in [each.kind for each in store.run("a").checkpoints(abandoned=True)]
+
+
+def test_a_signal_during_a_rollback_ends_the_process_after_the_commit(store, handler) -> None:
+    def interrupt(components: dict[str, Any], level: int) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.raises(SystemExit) as exit_:
+        train(
+            store,
+            policy=replace(POLICY, changes=simckpt.Scale(learning_rate=0.5) & simckpt.Call(interrupt)),
+            save_when=EACH | OnSignal("SIGUSR1", grace=60),
+        )
+    assert exit_.value.code == simckpt.EXIT_REQUEUE
+    assert store.run("a").latest().kind == "rollback"
+
+
+def test_a_signal_at_the_step_of_a_rollback_goes_back_first(store, handler) -> None:
+    undisturbed = simckpt.supervise(train, store, "undisturbed")
+    asked = []
+
+    def seen(checkpointer: simckpt.Checkpointer, objects: Objects) -> None:
+        if objects.loop.step == 140 and not asked:
+            asked.append(os.kill(os.getpid(), signal.SIGUSR1))
+            while checkpointer.stop_requested is None:
+                os.sched_yield()
+
+    save_when = EACH | OnSignal("SIGUSR1", grace=60)
+    with pytest.raises(SystemExit):
+        train(store, seen=seen, save_when=save_when)
+    assert asked
+    assert store.run("a").latest().kind == "rollback"
+    assert simckpt.supervise(train, store, save_when=save_when).bits() == undisturbed.bits()
+
+
+def test_a_loop_that_takes_the_changed_value_away_after_a_rollback_is_told(store) -> None:
+    with pytest.raises(RolledBack):
+        train(store)
+
+    def seen(checkpointer: simckpt.Checkpointer, objects: Objects) -> None:
+        objects.optimizer.param_groups[0]["lr"] = HOT
+
+    with pytest.raises(OverrideNotAppliedError, match="'learning_rate'"):
+        train(store, seen=seen)
+
+
+def test_a_branch_goes_back_to_its_origin_with_its_overrides(store) -> None:
+    train(store, "origin", until=100, policy=None)
+    store.run("origin").latest().branch("b", {"gamma": 0.5})
+    objects = simckpt.supervise(train, store, "b", save_when=simckpt.EverySteps(50))
+    head = next(each for each in store.run("b").checkpoints() if each.kind == "rollback")
+    assert head.parent == store.run("origin").at(step=100).id
+    # nothing of its own was committed before the fall
+    assert head.rollback["abandoned"] is None
+    assert head.hyperparameters == {**ARGS, "gamma": 0.5, "learning_rate": HOT / 2}
+    assert (objects.args["gamma"], objects.args["learning_rate"]) == (0.5, HOT / 2)
+
+
+def test_what_was_abandoned_can_be_read_and_branched_from(store) -> None:
+    simckpt.supervise(train, store)
+    run = store.run("a")
+    (rollback,) = [each for each in run.checkpoints() if each.kind == "rollback"]
+    lost = store.checkpoint(rollback.rollback["abandoned"])
+    assert lost["loop"]["step"] == lost.step
+    lost.branch("lost", {"learning_rate": 0.01})
+    assert train(store, "lost", until=lost.step + 20, policy=None).args["learning_rate"] == 0.01
+
+
+def test_what_would_fail_at_night_is_refused_at_the_start(store) -> None:
+    run, objects = store.start("a"), Objects(ARGS)
+    run.configure(ARGS)
+
+    def make(changes, *, hyperparameters=objects.hyperparameters, **options) -> None:
+        policy = replace(POLICY, changes=changes)
+        run.checkpointer(
+            objects.components, save_when=EACH, hyperparameters=hyperparameters, rollback=policy, **options
+        )
+
+    with pytest.raises(ConfigurationError, match="'lerning_rate'"):
+        make(simckpt.Scale(lerning_rate=0.5))
+    with pytest.raises(ConfigurationError, match="'replay'"):
+        make(simckpt.KeepRows("replay"))
+    with pytest.raises(OverrideNotAppliedError, match="'learning_rate'"):
+        make(simckpt.Scale(learning_rate=0.5), hyperparameters=None)
+    with pytest.raises(ConfigurationError, match="in place cannot change 'gamma'"):
+        make(simckpt.Scale(gamma=0.5), in_place=True)
+    make(simckpt.Scale(gamma=0.5))
+    with pytest.raises(ConfigurationError, match="rollback is a policy"):
+        run.checkpointer(objects.components, save_when=EACH, rollback="eval/return")
+    with pytest.raises(ConfigurationError, match="in_place"):
+        run.checkpointer(objects.components, save_when=EACH, in_place=True)
+    run.close()
+
+
+def test_the_history_of_evaluations_is_part_of_every_checkpoint(store) -> None:
+    run, loop = store.start("a"), simckpt.LoopState(step=0)
+    checkpointer = run.checkpointer({"loop": loop}, save_when=simckpt.EverySteps(1))
+    checkpointer.step(1, {"eval/return": np.array([1.0, 2.0, 6.0]), "loss": 0.5, "none": []})
+    checkpointer.step(1, {"eval/return": torch.tensor([2.0, 4.0])})
+    checkpointer.step(2)
+    checkpoint = checkpointer.step(3, {"eval/return": (5, 7), "eval/length": [3]}).wait()
+    assert checkpoint.metrics == {"eval/return": 6.0, "eval/length": 3.0}
+    found = [each.metrics for each in run.checkpoints() if each.step == 1]
+    assert found == [{"eval/return": 3.0, "loss": 0.5}]
+    run.close()
+    run = store.start("a")
+    checkpointer = run.checkpointer({"loop": loop}, save_when=simckpt.EverySteps(1))
+    checkpointer.restore_latest()
+    checkpoint = checkpointer.step(4, {"eval/return": [1.0]}).wait()
+    assert decisions.evaluations_of(checkpoint["checkpointer"]) == {
+        "eval/return": (
+            Evaluation(1, (2.0, 4.0)),
+            Evaluation(3, (5.0, 7.0)),
+            Evaluation(4, (1.0,)),
+        ),
+        "eval/length": (Evaluation(3, (3.0,)),),
+    }
+    run.close()
+
+
+@pytest.mark.parametrize("values", [np.zeros((2, 2)), ["high"], [None]], ids=["matrix", "text", "none"])
+def test_senseless_values_per_episode_are_refused_by_name(store, values: Any) -> None:
+    run = store.start("a")
+    checkpointer = run.checkpointer({"loop": simckpt.LoopState(step=0)}, save_when=EACH)
+    with pytest.raises(ConfigurationError, match="'eval/return'"):
+        checkpointer.step(1, {"eval/return": values})
+    run.close()
+
+
+def test_a_file_is_laid_out_anew_only_when_the_history_outgrows_its_room() -> None:
+    shapes = set()
+    memory = decisions.Decisions()
+    for step in range(1000):
+        memory.note(step, {"eval/return": [0.5] * 10})
+        tree = memory.state_dict()["evaluations"]["eval/return"]
+        shapes.add((tree["steps"].shape, tree["returns"].shape))
+    # 16 to 1,024 evaluations and 128 to 16,384 returns in powers of two, the two growing at different steps
+    assert len(shapes) <= 7 + 8
