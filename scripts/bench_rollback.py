@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from simckpt import RollbackPolicy
 from simckpt.policies import CheckpointFacts, Evaluation, RollbackMoment
-from simckpt.policies.degradation import spans_of
+from simckpt.policies.degradation import NEWEST, spans_of
 
 Array = NDArray[np.float64]
 
@@ -134,14 +134,15 @@ def suspicious(returns: Array) -> NDArray[np.bool_]:
         before = place + 1 - patience
         highest = means[:, before : place + 1].max(axis=1)
         mean, variance = moments(sums, squares, before, patience, curves, episodes)
-        for span in spans_of(before, episodes):
-            blocks = sums[:, span : before + 1] - sums[:, : before + 1 - span]
-            start = np.argmax(blocks[:, :-span], axis=1) + span
-            level, spread = moments(sums, squares, start, span, curves, episodes)
-            lowest = means[curves[:, None], start[:, None] + np.arange(span)].min(axis=1)
-            error = np.maximum(variance, spread / 2) / (patience * episodes) + spread / (span * episodes)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                found[:, place] |= (highest < lowest) & ((mean - level) / np.sqrt(error) < CERTAIN)
+        for known in (before, before - NEWEST):
+            for span in spans_of(known, episodes):
+                blocks = sums[:, span : known + 1] - sums[:, : known + 1 - span]
+                start = np.argmax(blocks[:, :-span], axis=1) + span
+                level, spread = moments(sums, squares, start, span, curves, episodes)
+                lowest = means[curves[:, None], start[:, None] + np.arange(span)].min(axis=1)
+                error = np.maximum(variance, spread / 2) / (patience * episodes) + spread / (span * episodes)
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    found[:, place] |= (highest < lowest) & ((mean - level) / np.sqrt(error) < CERTAIN)
     return found
 
 

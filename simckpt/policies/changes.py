@@ -46,7 +46,8 @@ class Scale(Change):
     """Multiplies hyperparameters, as in `Scale(learning_rate=0.5, clip=0.8)`.
 
     What is multiplied is the value in force at the target. After a rollback that is the changed one, so that going back
-    to the same place again halves again. A whole number stays whole: the product is rounded, away from 0.
+    to the same place again halves again. A whole number stays whole: it is rounded down by a factor below 1, but never
+    to 0, and up by one above. Where it need not be whole, write `1.0` among the hyperparameters instead of `1`.
 
     Args:
         **factors: finite and above 0, by key.
@@ -175,8 +176,7 @@ def new_values(change: Change, hyperparameters: Mapping[str, Any]) -> dict[str, 
         hyperparameters: those in force at the target.
 
     Raises:
-        ConfigurationError: a key that the run does not have; one to scale that is no number, or that is a whole number
-            and would stay what it is.
+        ConfigurationError: a key that the run does not have, or one to scale that is no number.
     """
     values: dict[str, Any] = {}
     for part in change.parts():
@@ -234,11 +234,10 @@ def _scaled(part: Scale, key: str, factor: float, hyperparameters: Mapping[str, 
         raise ConfigurationError(f"{part!r} scales {key!r}, which is no number but {value!r}", keys=[key])
     if isinstance(value, float):
         return value * factor
-    rounded = int(math.copysign(max(1, round(abs(value) * factor)), value)) if value else 0
-    if rounded == value and factor != 1:
-        message = f"{part!r} would leave {key}={value!r} as it is, for a whole number stays whole"
-        raise ConfigurationError(f"{message}; write {key}={float(value)!r} if it need not be", keys=[key])
-    return rounded
+    # at least by 1, so that 3 becomes 2 by a factor of 0.9, and never to 0
+    size = abs(value) * factor
+    rounded = max(min(abs(value), 1), math.floor(size) if factor < 1 else math.ceil(size))
+    return rounded if value > 0 else -rounded
 
 
 def _with_keys(name: str, options: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 The best of many noisy evaluations is high by luck, and the more evaluations, the higher: compared with it, training
 always looks worse. So the best ones only choose; the level is the mean of those that follow, which were not chosen.
 That is done for 1, 2, 4, 8 and 16 evaluations at a time, for one tells a high plateau early, and many tell it exactly.
+Each such level is tested against, and the significance shared among them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ LEAST_EPISODES = 16  # of a level: the far tail of a test means nothing with few
 FEW_EPISODES = 10  # under test; fewer say too little about their own variance
 LAGS = (1, 4)  # [evaluations] over which falls are looked at
 USUAL = 0.1  # one in ten is deeper than the usual fall
+NEWEST = 8  # [evaluations] before those under test in which the fall may have begun
 SWING = 1.5  # how many times deeper than that a fall must be; with a normal error of std s it is 1.8 s, and this 2.7 s
 TESTS = ("welch", "mann-whitney")
 
@@ -55,27 +57,40 @@ def degradation(
         returns: of the episodes of each evaluation, oldest first; higher is better; all finite.
         patience: how many evaluations are under test.
         min_effect: see `least_fall`.
-        significance: the chance of finding a fall where there is none, of all spans together.
+        significance: the chance of finding a fall where there is none, of all levels together.
         test: "welch" or "mann-whitney".
     """
     means = np.array([np.mean(each) for each in returns])
     before, recent = means[:-patience], means[-patience:]
-    swing: float | None = None
-    spans = spans_of(len(before), len(returns[-1]))
-    for span in spans:
-        start = confirmed(before, span)
+    candidates = levels(before, len(returns[-1]))
+    for start, span in candidates:
         fresh = before[start : start + span]
         level, highest = float(fresh.mean()), float(recent.max())
         if highest >= fresh.min():
             continue
-        # seldom needed, and slow
-        swing = usual_fall(before) if swing is None else swing
+        swing = usual_fall(before[: max(start + span, len(before) - NEWEST)])
         if level - highest < least_fall(level, float(means[0]), swing, min_effect):
             continue
-        p_value = _p_value(_pooled(returns[-patience:]), _pooled(returns[start : start + span]), test) * len(spans)
+        p_value = _p_value(_pooled(returns[-patience:]), _pooled(returns[start : start + span]), test) * len(candidates)
         if p_value <= significance:
             return Degradation(level, float(recent.mean()), p_value)
     return None
+
+
+def levels(means: Array, episodes: int) -> list[tuple[int, int]]:
+    """Returns (start, span) of the evaluations that make a level, one for each span, or two.
+
+    A second one where the newest evaluations change it: they may be part of the fall already, if it was not found at
+    once, and what follows the best is then no plateau.
+
+    Args:
+        means: of the evaluations before those under test.
+        episodes: of an evaluation.
+    """
+    found = [
+        (confirmed(known, span), span) for known in (means, means[:-NEWEST]) for span in spans_of(len(known), episodes)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def spans_of(evaluations: int, episodes: int) -> list[int]:
@@ -94,6 +109,10 @@ def usual_fall(means: Array) -> float:
     """Returns how deep falls from one evaluation to another are that mean nothing: one in ten is deeper; at least 0.
 
     Covers the noise of the episodes, and what a policy in training swings by itself.
+
+    Args:
+        means: of the evaluations up to the level, and of those after it but the newest: a fall that was not tested at
+            once, in a cool-down or because one evaluation was good by luck, would pass for a swing from then on.
     """
     falls = [means[:-lag] - means[lag:] for lag in LAGS if len(means) > lag + 1]
     return max([0.0, *(float(np.quantile(each, 1 - USUAL)) for each in falls)])

@@ -46,7 +46,7 @@ class RollbackPolicy:
             too, so that a run of 200 evaluations has less than 200 times of it.
         patience: how many evaluations in a row must lie below, the first of them included.
         warm_up: the first evaluations of a run that are never under test, only compared with.
-        cool_down: the first evaluations after a rollback that are not under test.
+        cool_down: the first evaluations after a rollback that are neither under test nor compared with.
         changes: what is to be different; a list has one for each level of escalation, the last one from then on. The
             level is 1 again as soon as a return better than any before the last rollback is confirmed.
         max_rollbacks: of a run in all.
@@ -140,8 +140,8 @@ class RollbackPolicy:
         unconfirmed = targets.covering(moment.checkpoints, steps).get(len(steps) - 1)
         if unconfirmed is not None:
             reasons[unconfirmed.id] = f"the next {self.metric} may confirm it"
-        # a fall leaves evaluations out; what is good without them must be there then
-        for fallen in (self.patience, 0):
+        # the next evaluation may be the last of a fall, whose earlier ones are here already and will not count
+        for fallen in (self.patience - 1, 0):
             target = self._target(moment, fallen=fallen)
             if target is not None:
                 reasons[target.id] = f"the {self.target} confirmed by {self.metric}, to roll back to"
@@ -149,15 +149,16 @@ class RollbackPolicy:
 
     def _fall(self, moment: RollbackMoment) -> str:
         """Returns how the return has fallen; empty if it has not, or is not under test."""
-        count = len(moment.evaluations)
         since = moment.rollbacks[-1].target_step if moment.rollbacks else -math.inf
-        after = sum(each.step > since for each in moment.evaluations)
-        untested = self.cool_down if moment.rollbacks else 0
-        if not moment.is_new or count < self.warm_up + self.patience or after < untested + self.patience:
+        before = [each for each in moment.evaluations if each.step <= since]
+        # what has not recovered yet, if it ever does, is no level either
+        after = moment.evaluations[len(before) + (self.cool_down if moment.rollbacks else 0) :]
+        known = [*before, *after]
+        if not moment.is_new or len(known) < self.warm_up + self.patience or len(after) < self.patience:
             return ""
         sign = self._sign
         found = degradation(
-            [[sign * value for value in each.returns] for each in moment.evaluations],
+            [[sign * value for value in each.returns] for each in known],
             patience=self.patience,
             min_effect=self.min_effect,
             significance=self.significance,

@@ -90,9 +90,10 @@ def test_a_sound_loop_that_rolls_back_in_place_passes(tmp_path) -> None:
 
 def test_rollbacks_that_the_training_does_by_itself_are_done_and_compared_too() -> None:
     report = assert_exact_rollback(collapses, at_step=25, to_step=20)
-    # the new seeds do not help: it collapses after step 120, and goes back on its own to a step that is there twice then
+    # it collapses after step 120, which new seeds do not change, but half of the learning rate does: it goes back by
+    # itself, twice, to a step that the line then has three times
     assert max(report.steps) == 150
-    assert len(set(report.steps)) == len(report.steps) - 1
+    assert len(set(report.steps)) == len(report.steps) - 2
 
 
 def test_state_outside_of_the_components_is_found_by_name() -> None:
