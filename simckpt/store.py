@@ -64,7 +64,10 @@ class Store:
             NotAStoreError: nothing has been started in this folder yet.
         """
         if self._files is None:
-            raise NotAStoreError(f"{self.path} is not a store yet: the first Store.start(name) makes it")
+            if _is_vacant(self.path):
+                raise NotAStoreError(f"{self.path} is not a store yet: the first Store.start(name) makes it")
+            # somebody else has made it since
+            self._files = StoreFiles.open(self.path)
         return self._files
 
     def made(self) -> StoreFiles:

@@ -43,6 +43,14 @@ def test_a_folder_with_other_files_is_not_taken_for_a_store(tmp_path) -> None:
         simckpt.Store(tmp_path)
 
 
+def test_a_store_opened_before_it_was_made_is_read_once_it_is_there(tmp_path) -> None:
+    early = simckpt.Store(tmp_path / "s")
+    with pytest.raises(NotAStoreError):
+        early.runs()
+    simckpt.Store(tmp_path / "s").start("a").close()
+    assert [run.name for run in early.runs()] == ["a"]
+
+
 def test_a_run_is_read_by_another_store_object(tmp_path) -> None:
     saved_run(simckpt.Store(tmp_path / "s"), "a", [10, 20])
     run = simckpt.Store(tmp_path / "s").run("a")
