@@ -36,7 +36,7 @@
     ├── BranchWarning              a branch does not take over parts of its origin's state
     └── VersionWarning             the checkpoint is from another machine or other versions
 
-`simckpt.testing` adds InexactResumeError, TrainingFailedError and UncoveredStateWarning.
+`simckpt.testing` adds InexactResumeError, InexactRollbackError, TrainingFailedError and UncoveredStateWarning.
 A message says what failed, where (a path or an id), and what to do next; the fields carry the same for programs.
 """
 
