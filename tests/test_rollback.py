@@ -287,10 +287,11 @@ def test_rows_collected_since_the_target_are_kept_or_dropped(store, keep: bool) 
         buffer.add(row, row, row[:, 0], np.array([False]), np.array([False]), row)
         metrics = {"eval/return": [1.0, 2.0]} if loop.step == 10 else {}
         checkpointer.step(loop.step, {"loss": np.nan} if loop.step == 25 else metrics)
-    assert loop.step == 10
-    assert len(buffer) == (25 if keep else 10)
+    # nothing is confirmed yet: the newest checkpoint is the target
+    assert loop.step == 20
+    assert len(buffer) == (25 if keep else 20)
     # what the next checkpoint has is what the buffer has, whatever was written before
-    saved, fresh = checkpointer.save(11), replay.ReplayBuffer(200, Space(), Space(), num_envs=1, seed=1)
+    saved, fresh = checkpointer.save(21), replay.ReplayBuffer(200, Space(), Space(), num_envs=1, seed=1)
     saved.restore({"replay": fresh})
     assert len(fresh) == len(buffer)
     for one, two in zip(fresh.sample(50), buffer.sample(50), strict=True):
