@@ -18,6 +18,7 @@ import copy
 import dataclasses
 import random
 import time
+import types
 from typing import Any
 
 import gymnasium as gym
@@ -214,7 +215,7 @@ def train(args: Args) -> Agent:
     agent = Agent(envs.single_observation_space.shape[0], space.shape[0], args.initial_std).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # eps [H22]
     observations, _ = envs.reset(seed=args.seed)
-    loop = argparse.Namespace(step=0, observations=observations, dones=np.zeros(args.num_envs, dtype=bool))
+    loop = types.SimpleNamespace(step=0, observations=observations, dones=np.zeros(args.num_envs, dtype=bool))
     batch = args.num_envs * args.rollout_steps  # [env steps] of one iteration, reset rows included
     with contextlib.closing(envs):
         first_step, started = loop.step, time.perf_counter()

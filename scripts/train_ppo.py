@@ -231,7 +231,7 @@ def train(args: Args) -> Agent:
     policy = simckpt.RollbackPolicy("eval/return", changes=simckpt.Scale(learning_rate=0.5)) if args.rollback else None
     checkpointer = run.checkpointer(state, save_when=save_when, hyperparameters=hyperparameters, rollback=policy)
     batch = args.num_envs * args.rollout_steps  # [env steps] of one iteration, reset rows included
-    with contextlib.closing(envs), checkpointer:
+    with contextlib.closing(envs), run, checkpointer:
         checkpointer.restore_latest()
         first_step, started = loop.step, time.perf_counter()
         while loop.step < args.total_steps:

@@ -275,7 +275,7 @@ def train(args: Args) -> Agent:
         hyperparameters=hyperparameters,
         rollback=policy if args.rollback else None,
     )
-    with contextlib.closing(envs), checkpointer:
+    with contextlib.closing(envs), run, checkpointer:
         restored = checkpointer.restore_latest()
         evaluated = restored.step if restored and "eval/return" in restored.metrics else None
         first_step, started = loop.step, time.perf_counter()

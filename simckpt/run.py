@@ -131,7 +131,7 @@ class Run:
         while an explicit value that contradicts them is an error, once there is a checkpoint. A value counts as
         explicit when it differs from its default; defaults are a dataclass's own, or given. A default typed out on
         the command line is not told apart. What a branch or a rollback has changed wins over the value that an
-        unchanged command line gives, of a key in `free` too.
+        unchanged command line gives, of a key in `free` too. A key that holds the run's name may differ in a branch.
 
         Args:
             args: a dataclass instance, an `argparse.Namespace` or a dict, with values that JSON can hold.
@@ -153,11 +153,16 @@ class Run:
         # before the first commit nothing depends on the hyperparameters yet, so that a wish cannot contradict anything
         committed = bool(self._files.sequence(self.name)) or self.record.origin is not None
         by_rollbacks = changed_by_rollbacks(self._files, self.name)
+        allowed = set(free) if committed else set(free) | _wished(given, known)
+        if self.branch is not None:
+            # scripts tend to have the run's name among their arguments
+            saved, origin = self.record.hyperparameters, self.branch.run
+            allowed |= {key for key in given if given[key] == self.name and saved.get(key) == origin}
         merged = configuration.in_force(
             {**self.record.hyperparameters, **by_rollbacks},
             given,
             defaults=known,
-            free=set(free) if committed else set(free) | _wished(given, known),
+            free=allowed,
             run=self.name,
             changed={*self.overrides, *by_rollbacks},
             formerly=formerly(self._files, self.record),

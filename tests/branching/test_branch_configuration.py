@@ -69,6 +69,24 @@ def test_an_override_of_a_free_key_wins_unless_another_value_is_wished_for(tmp_p
     assert configured(store, "b", Args(total_steps=9000)).total_steps == 9000
 
 
+def test_a_key_that_holds_the_name_of_the_run_may_differ_in_a_branch(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+
+    def configure(name: str, **others) -> dict:
+        with store.start(name) as run:
+            args = run.configure({"name": name, "env": "Ant", **others})
+            save(run, 10)
+            return args
+
+    configure("a")
+    store.run("a").latest().branch("b")
+    assert configure("b") == {"name": "b", "env": "Ant"}
+    store.run("b").latest().branch("c")
+    assert configure("c") == {"name": "c", "env": "Ant"}
+    with pytest.raises(ConfigurationError, match="env"):
+        configure("c", env="c")
+
+
 def test_an_override_keeps_the_type_of_the_arguments(tmp_path) -> None:
     store = simckpt.Store(tmp_path / "s")
     origin_of(store).branch("b", {"layers": [32]})

@@ -121,15 +121,20 @@ def test_a_killed_run_resumed_by_the_same_command_equals_the_undisturbed_one(tmp
         assert saved[f"agent/{name}"].numpy().tobytes() == tensor.numpy().tobytes(), name
 
 
+def give_back(folder: Path) -> None:
+    """Gives the claim back that a training left, which failed before its loop, as the end of a process would."""
+    claim = held_claim(folder)
+    if claim is not None:
+        claim.release()
+
+
 def train_here(store: Path, run: str, **flags: str) -> None:
     """Trains in this process, and gives the claim back as the end of a process would."""
     train_ppo = load("train_ppo")
     try:
         simckpt.supervise(train_ppo.train, train_ppo.parse_args(arguments(store, run, **flags)))
     finally:
-        claim = held_claim(store / "runs" / run)
-        if claim is not None:
-            claim.release()
+        give_back(store / "runs" / run)
 
 
 def test_the_same_command_line_runs_a_branch(tmp_path) -> None:
@@ -172,7 +177,7 @@ def test_a_complete_run_is_left_as_it_is_and_a_contradicting_flag_is_refused_by_
         try:
             train_ppo.train(train_ppo.parse_args(arguments(store, "run", **flags)))
         finally:
-            held_claim(store / "runs/run").release()
+            give_back(store / "runs/run")
 
     def files() -> dict[str, bytes]:
         run = store / "runs/run"

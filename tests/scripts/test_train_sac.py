@@ -62,12 +62,19 @@ def bits(module: torch.nn.Module) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in module.state_dict().items()}
 
 
+def give_back(folder: Path) -> None:
+    """Gives the claim back that a training left, which failed before its loop, as the end of a process would."""
+    claim = held_claim(folder)
+    if claim is not None:
+        claim.release()
+
+
 def train_here(args, store: Path, run: str = "run"):
     """Trains in this process, and gives the claim back as the end of a process would."""
     try:
         return sac.train(dataclasses.replace(args, store=str(store), run=run))
     finally:
-        held_claim(store / "runs" / run).release()
+        give_back(store / "runs" / run)
 
 
 def random_batch(seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -395,7 +402,7 @@ def test_a_run_whose_evaluations_collapse_goes_back_and_ends_well(tmp_path) -> N
         )
         simckpt.supervise(sac.train, args)
     finally:
-        held_claim(tmp_path / "runs/run").release()
+        give_back(tmp_path / "runs/run")
         del gym.registry["Fading-v0"]
     run = simckpt.Store(tmp_path).run("run")
     (back,) = [each for each in run.checkpoints(abandoned=True) if each.kind == "rollback"]
