@@ -140,8 +140,8 @@ class RollbackPolicy:
         unconfirmed = targets.covering(moment.checkpoints, steps).get(len(steps) - 1)
         if unconfirmed is not None:
             reasons[unconfirmed.id] = f"the next {self.metric} may confirm it"
-        # the next evaluation may be the last of a fall, whose earlier ones are here already and will not count
-        for fallen in (self.patience - 1, 0):
+        # the newest evaluations may belong to a fall that is not decided yet, and will not count then
+        for fallen in range(self.patience - 1, -1, -1):
             target = self._target(moment, fallen=fallen)
             if target is not None:
                 reasons[target.id] = f"the {self.target} confirmed by {self.metric}, to roll back to"

@@ -247,11 +247,14 @@ def test_the_target_and_what_may_become_it_are_protected() -> None:
 
 
 @pytest.mark.parametrize("target", ["best", "last"])
-@pytest.mark.parametrize("seed", range(15))
-def test_pruning_all_that_is_not_protected_changes_no_target(target: str, seed: int) -> None:
-    policy = replace(POLICY, target=target)
+@pytest.mark.parametrize("patience", [2, 5, 8])
+@pytest.mark.parametrize("seed", range(8))
+def test_pruning_all_that_is_not_protected_changes_no_target(target: str, patience: int, seed: int) -> None:
+    policy = replace(POLICY, target=target, patience=patience)
     rng = np.random.default_rng(seed)
-    levels = np.concatenate([np.linspace(0, 100, 12), 100 + 8 * rng.normal(size=15), [20, 25]])
+    levels = np.concatenate(
+        [np.linspace(0, 100, 12), 100 + 8 * rng.normal(size=15), [20, 25] * (patience // 2), [22] * (patience % 2)]
+    )
     history = [
         Evaluation(10 * (place + 1), tuple(level + 20 * rng.normal(size=20))) for place, level in enumerate(levels)
     ]
@@ -265,8 +268,8 @@ def test_pruning_all_that_is_not_protected_changes_no_target(target: str, seed: 
             # as the checkpointer does it: what is protected is asked for before the new one is there
             protected = policy.protects(RollbackMoment(step, known, False, "", [*kept, new]))
             kept = [each for each in [*kept, new] if each.id in protected]
-        assert len(kept) <= 4
-    decided = [policy.decide(RollbackMoment(290, history, True, "", each)) for each in (every, kept)]
+        assert len(kept) <= patience + 2
+    decided = [policy.decide(RollbackMoment(history[-1].step, history, True, "", each)) for each in (every, kept)]
     assert decided[0].action == "roll back"
     assert decided[0] == decided[1]
 
