@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,13 +63,13 @@ def per_episode(metrics: Any) -> dict[str, tuple[float, ...]]:
     found = {}
     for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
         try:
-            if not isinstance(value, list | tuple) and not getattr(value, "ndim", None):
+            if not isinstance(value, list | tuple | deque) and not getattr(value, "ndim", None):
                 continue
-            # a tensor on a GPU, or one that is part of a graph, does not become an array by itself
-            plain = value.detach().cpu() if hasattr(value, "detach") else value
+            # a tensor on a GPU, in a graph or of a dtype that numpy lacks does not become an array by itself
+            plain = value.detach().cpu().double() if hasattr(value, "detach") else value
             # one by one, for numpy takes None for NaN
             values = np.asarray(
-                [float(each) for each in plain] if isinstance(plain, list | tuple) else plain, "float64"
+                [float(each) for each in plain] if isinstance(plain, list | tuple | deque) else plain, "float64"
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             message = f"metric {name!r} is no sequence of numbers: {_shown(value)}"

@@ -31,7 +31,7 @@
 
     SimckptWarning                 (UserWarning)
     ├── SaveFailedWarning          a due save failed, training goes on
-    ├── UpkeepWarning              the save is in the store; pruning old ones or writing the log failed
+    ├── UpkeepWarning              the save is in the store; pruning, the log or a rollback failed
     ├── ReplayWarning              a replay buffer was saved whole again, or restored without its oldest rows
     ├── BranchWarning              a branch does not take over parts of its origin's state
     └── VersionWarning             the checkpoint is from another machine or other versions
@@ -332,7 +332,7 @@ class SaveFailedWarning(SimckptWarning):
 
 
 class UpkeepWarning(SimckptWarning):
-    """The checkpoint is in the store, but pruning older ones or writing the run's log failed."""
+    """The checkpoint is in the store, but pruning older ones, writing the run's log, or a rollback was not possible."""
 
 
 class ReplayWarning(SimckptWarning):

@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -15,7 +16,7 @@ from simckpt import policies
 from simckpt.background import Save
 from simckpt.comparison import fingerprint
 from simckpt.decisions import DECISIONS
-from simckpt.errors import ConfigurationError, OverrideNotAppliedError, RolledBack
+from simckpt.errors import ConfigurationError, OverrideNotAppliedError, RolledBack, UpkeepWarning
 from simckpt.policies import CheckpointFacts, Moment, RollbackDecision, RollbackMoment, RollbackPolicy
 from simckpt.restore import Adjustment
 
@@ -127,6 +128,7 @@ class Rollbacks:
         self._decisions = decisions
         self._components = components
         self._hyperparameters = hyperparameters
+        self._warned = False  # of a fall without consequence
         self._check(in_place=in_place)
 
     def _check(self, *, in_place: bool) -> None:
@@ -170,6 +172,10 @@ class Rollbacks:
         decision = self.policy.decide(self._moment(step, is_new=is_new, non_finite=non_finite))
         if decision.action == "go on" and decision.reason:
             self._run.log("no rollback", step=step, reason=decision.reason)
+            if not self._warned:
+                self._warned = True
+                message = f"run {self._run.name!r} does not roll back at step {step}: {decision.reason}"
+                warnings.warn(message, UpkeepWarning, stacklevel=3)
         return decision
 
     def protects(self) -> dict[str, str]:
@@ -358,16 +364,27 @@ def seed_of(target: Checkpoint, number: int, *, without: Collection[str] = ()) -
 
 
 def _non_finite_parameter(name: str, component: Any) -> str:
-    """Returns which parameter of a torch module is not finite, or nothing."""
+    """Returns which parameter of a torch module, or which moment of an optimizer, is not finite; or nothing."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(component, torch.nn.Module):
+    if torch is None:
+        return ""
+    if isinstance(component, torch.nn.Module):
+        named = {f"parameter {path!r}": each for path, each in component.named_parameters()}
+    elif isinstance(component, torch.optim.Optimizer):
+        named = {
+            f"{key!r} of parameter {place}": each
+            for place, moments in enumerate(component.state.values())
+            for key, each in moments.items()
+            if isinstance(each, torch.Tensor)
+        }
+    else:
         return ""
     with torch.no_grad():
+        floating = {what: each for what, each in named.items() if each.is_floating_point()}
         # one look at all of them: a sum is finite only if its terms are; where it overflows they are looked at singly
-        sums = [each.sum(dtype=torch.float32) for each in component.parameters() if each.is_floating_point()]
-        if all(map(math.isfinite, map(float, sums))):
+        if all(map(math.isfinite, [float(each.sum(dtype=torch.float32)) for each in floating.values()])):
             return ""
-        for path, parameter in component.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
-                return f"parameter {path!r} of {name!r} is not finite"
+        for what, each in floating.items():
+            if not bool(torch.isfinite(each).all()):
+                return f"{what} of {name!r} is not finite"
     return ""

@@ -1,12 +1,13 @@
 """Checks of steps and metrics, for every kind of value that is none."""
 
 import math
+from collections import deque
 
 import numpy as np
 import pytest
 import torch
 
-from simckpt.arguments import checked_metrics, checked_step
+from simckpt.arguments import checked_metrics, checked_step, per_episode
 from simckpt.errors import ConfigurationError
 
 NO_NUMBERS = ["x", [1], {}, object(), 1j, np.zeros(2), torch.zeros(2), np.zeros(0), 10**5000, -(10**5000)]
@@ -67,3 +68,12 @@ def test_metrics_may_be_limited_in_size() -> None:
     assert checked_metrics(metrics, limit=1000) == metrics
     with pytest.raises(ConfigurationError, match="20 metrics take 350 bytes as JSON and may take 100"):
         checked_metrics(metrics, limit=100)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 2.5], (1, 2.5), deque([1, 2.5]), np.array([1, 2.5], "float32"), torch.tensor([1, 2.5], dtype=torch.bfloat16)],
+    ids=["list", "tuple", "deque", "array", "bfloat16"],
+)
+def test_a_metric_may_hold_a_number_for_each_episode(values: object) -> None:
+    assert per_episode({"eval/return": values, "loss": 0.5}) == {"eval/return": (1.0, 2.5)}

@@ -228,7 +228,7 @@ def test_the_policy_may_go_on_after_its_last_rollback(store) -> None:
     assert [each.kind for each in store.run("a").checkpoints(abandoned=True)].count("rollback") == 1
 
 
-@pytest.mark.parametrize("what", ["loss", "parameter", "return"])
+@pytest.mark.parametrize("what", ["loss", "parameter", "moment", "return"])
 def test_what_is_not_finite_goes_back_at_once(store, what: str) -> None:
     run = store.start("a")
     objects = Objects(run.configure(ARGS))
@@ -244,10 +244,17 @@ def test_what_is_not_finite_goes_back_at_once(store, what: str) -> None:
         if what == "parameter":
             with torch.no_grad():
                 objects.model.bias[0] = torch.nan
+        elif what == "moment":
+            next(iter(objects.optimizer.state.values()))["exp_avg"][0] = torch.nan
         else:
             metrics = {"policy_loss": np.inf} if what == "loss" else {"eval/return": [1.0, np.nan]}
         checkpointer.step(objects.loop.step, metrics)
-    said = {"loss": "policy_loss is inf", "parameter": "'bias' of 'model'", "return": "eval/return is nan"}
+    said = {
+        "moment": "'exp_avg' of parameter 0 of 'optimizer'",
+        "loss": "policy_loss is inf",
+        "parameter": "'bias' of 'model'",
+        "return": "eval/return is nan",
+    }
     assert said[what] in caught.value.reason
     assert caught.value.step == 128
     assert torch.isfinite(store.run("a").latest()["model/bias"]).all()

@@ -176,7 +176,8 @@ def new_values(change: Change, hyperparameters: Mapping[str, Any]) -> dict[str, 
         hyperparameters: those in force at the target.
 
     Raises:
-        ConfigurationError: a key that the run does not have, or one to scale that is no number.
+        ConfigurationError: a key that the run does not have, one to scale that is no number, or one to set whose value
+            is of another type.
     """
     values: dict[str, Any] = {}
     for part in change.parts():
@@ -184,7 +185,7 @@ def new_values(change: Change, hyperparameters: Mapping[str, Any]) -> dict[str, 
             values.update((key, _scaled(part, key, factor, hyperparameters)) for key, factor in part.factors)
         elif isinstance(part, SetTo):
             for key, value in part.values:
-                _value(part, key, hyperparameters)
+                _check_kind(part, key, value, _value(part, key, hyperparameters))
                 values[key] = value
     return values
 
@@ -202,6 +203,18 @@ def kept_components(change: Change) -> frozenset[str]:
 def calls(change: Change) -> tuple[Callable[[Mapping[str, Any], int], object], ...]:
     """Returns the functions to call with (components, level), in the order written."""
     return tuple(part.function for part in change.parts() if isinstance(part, Call))
+
+
+def _check_kind(change: Change, key: str, value: Any, there: Any) -> None:
+    """Checks that a value is of the type that is there; an int does for a float; raises ConfigurationError."""
+    fits = type(value) is type(there) or there is None or (type(value), type(there)) == (int, float)
+    if isinstance(value, float) and math.isnan(value):
+        fits = False
+    if isinstance(value, list | tuple) and isinstance(there, list | tuple):
+        fits = True
+    if not fits:
+        message = f"{change!r} does not fit: {key!r} is {there!r} of type {type(there).__name__}, given "
+        raise ConfigurationError(f"{message}{value!r} of type {type(value).__name__}", keys=[key])
 
 
 def checked_changes(changes: Any) -> tuple[Change, ...]:

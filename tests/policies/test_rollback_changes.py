@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import pytest
 
 from simckpt.errors import ConfigurationError
@@ -64,7 +67,7 @@ def test_what_a_change_does_is_found_wherever_it_is_joined() -> None:
 def test_new_values_come_from_those_in_force() -> None:
     assert new_values(ALL, RUN) == {"learning_rate": 1.5e-4, "clip": 0.1}
     assert new_values(Reseed() & KeepRows("replay"), RUN) == {}
-    assert new_values(SetTo(optimizer=None, epochs=3), RUN) == {"optimizer": None, "epochs": 3}
+    assert new_values(SetTo(optimizer="sgd", epochs=3), RUN) == {"optimizer": "sgd", "epochs": 3}
 
 
 def test_a_scaled_whole_number_stays_whole_and_is_never_0() -> None:
@@ -120,3 +123,15 @@ def test_one_key_changed_twice_at_once_is_refused() -> None:
 def test_only_changes_join_changes() -> None:
     with pytest.raises(TypeError):
         Reseed() & "reseed"
+
+
+@pytest.mark.parametrize(
+    "value", ["a", math.nan, np.float64(0.5), True, None], ids=["text", "nan", "numpy", "bool", "none"]
+)
+def test_a_value_of_another_type_is_refused_when_the_run_starts(value) -> None:
+    with pytest.raises(ConfigurationError, match="learning_rate"):
+        new_values(SetTo(learning_rate=value), {"learning_rate": 3e-4})
+
+
+def test_a_whole_number_does_for_a_float_and_a_list_for_another_one() -> None:
+    assert new_values(SetTo(rate=1, layers=[8]), {"rate": 0.5, "layers": [4, 4]}) == {"rate": 1, "layers": [8]}
