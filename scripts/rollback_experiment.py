@@ -182,7 +182,7 @@ def figure(results: dict[str, Any]) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--store", help="a folder for the runs; without it nothing is trained")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 11)))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--figure", type=Path, help="an HTML page to write")
     args, flags = parser.parse_known_args()

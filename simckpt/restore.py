@@ -226,6 +226,9 @@ def _adjust(states: dict[str, Any], live: Mapping[str, Any], kept: Mapping[str, 
     for name, variables in kept.items():
         if isinstance(states[name], dict):
             for variable in variables:
+                if variable not in states[name] and variable not in live[name]:
+                    message = f"'{name}/{variable}' cannot be left as it is: {name!r} has no such variable"
+                    raise ConfigurationError(message + nearest(variable, live[name]), keys=[f"{name}/{variable}"])
                 states[name].pop(variable, None)
                 if variable in live[name]:
                     states[name][variable] = live[name][variable]

@@ -7,7 +7,7 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -142,7 +142,7 @@ class Run:
         Raises:
             ConfigurationError: values that contradict the run, all of them; or values that JSON cannot hold.
         """
-        from simckpt.branching.origin import changed_by_rollbacks, formerly
+        from simckpt.branching.origin import past_of
 
         claim = self._require_claim()
         given = configuration.values_of(args)
@@ -152,20 +152,20 @@ class Run:
             raise ConfigurationError(f"free is a set of keys such as {{{free!r}}}, got a string", keys=["free"])
         # before the first commit nothing depends on the hyperparameters yet, so that a wish cannot contradict anything
         committed = bool(self._files.sequence(self.name)) or self.record.origin is not None
-        by_rollbacks = changed_by_rollbacks(self._files, self.name)
+        past = past_of(self._files, self.record)
         allowed = set(free) if committed else set(free) | _wished(given, known)
         if self.branch is not None:
             # scripts tend to have the run's name among their arguments
             saved, origin = self.record.hyperparameters, self.branch.run
             allowed |= {key for key in given if given[key] == self.name and saved.get(key) == origin}
         merged = configuration.in_force(
-            {**self.record.hyperparameters, **by_rollbacks},
+            past.values,
             given,
             defaults=known,
             free=allowed,
             run=self.name,
-            changed={*self.overrides, *by_rollbacks},
-            formerly=formerly(self._files, self.record),
+            changed=past.changed,
+            formerly=past.formerly,
         )
         self._in_force, self._start = merged, None
         self.log("configured", hyperparameters=merged)
@@ -214,11 +214,11 @@ class Run:
 
     @property
     def hyperparameters_in_force(self) -> Mapping[str, Any]:
-        """Those that `configure` returned; before that, the run's own with what rollbacks have changed."""
-        from simckpt.branching.origin import changed_by_rollbacks
+        """Those that `configure` returned; before that, those at the head, or the run's own if it has none."""
+        from simckpt.branching.origin import past_of
 
         if self._in_force is None:
-            self._in_force = {**self.record.hyperparameters, **changed_by_rollbacks(self._files, self.name)}
+            self._in_force = past_of(self._files, self.record).values
         return MappingProxyType(dict(self._in_force))
 
     def change_hyperparameters(self, values: Mapping[str, Any]) -> None:
@@ -444,11 +444,19 @@ def may_be_head(record: CommitRecord | TombstoneRecord) -> bool:
     return record.kind != "exception"
 
 
-def ancestry(records: list[CommitRecord | TombstoneRecord]) -> list[CommitRecord | TombstoneRecord]:
-    """Returns the head and all it descends from, oldest first; pruned ones still carry the line."""
+def ancestry(
+    records: Sequence[CommitRecord | TombstoneRecord], *, to: str | None = None
+) -> list[CommitRecord | TombstoneRecord]:
+    """Returns the head and all it descends from, oldest first; pruned ones still carry the line.
+
+    Args:
+        records: of one run, in the order of commits.
+        to: id of the commit that stands in for the head.
+    """
     by_id = {record.id: record for record in records}
     line: list[CommitRecord | TombstoneRecord] = []
-    current = next((record for record in reversed(records) if may_be_head(record)), None)
+    newest = next((record for record in reversed(records) if may_be_head(record)), None)
+    current = newest if to is None else by_id.get(to)
     while current is not None:
         line.append(current)
         current = by_id.get(current.parent) if current.parent is not None else None

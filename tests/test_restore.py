@@ -90,6 +90,7 @@ def test_untouched_variables_of_the_loop_stay_whatever_was_saved() -> None:
         pytest.param("lopp", "no such component; did you mean 'loop'", id="component"),
         pytest.param("lopp/step", "no such component", id="component-of-variable"),
         pytest.param("a/count", "'a' is no LoopState", id="no-loop-state"),
+        pytest.param("loop/stpe", "'loop' has no such variable; did you mean 'step'", id="variable"),
     ],
 )
 def test_leaving_untouched_what_there_is_not_is_an_error_before_anything_changes(place: str, message: str) -> None:

@@ -89,7 +89,9 @@ def checked_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any], *
             continue
         try:
             changed[key] = _like(values[key], configuration.plain(key, given))
-        except TypeError as error:
+        except ConfigurationError as error:
+            problems[key] = str(error)
+        except (TypeError, OverflowError) as error:
             problems[key] = f"{key!r}: {error}"
     if problems:
         listing = "\n  ".join(problems.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from simckpt import provenance
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import ConflictError
+from simckpt.errors import ConflictError, StoreError
 from simckpt.state import Encoded
 from simckpt.state.leaf import LogLeaf
 from simckpt.storage import CommitDraft, CommitRecord, ImportRecord, RunRecord, StartRecord, StoreFiles, exports
@@ -84,22 +85,28 @@ def _imported(files: StoreFiles, source: Source, run: str | None, besides: Colle
     components = _as_logs(source.read(), source.shared)
     if name is None:
         name = _new_run(files, source, run, besides)
-    draft = CommitDraft(
-        parent=None,
-        step=source.commit.step,
-        metrics=source.commit.metrics,
-        kind="import",
-        versions=source.commit.versions,
-        host=source.commit.host,
-        start=files.write_start(name, source.start),
-    )
-    return Checkpoint(files, name, files.commit(name, draft, components).record)
+    with files.claim(name):
+        # somebody else may have imported the same one meanwhile
+        if found := _import_in(files, name):
+            return found
+        draft = CommitDraft(
+            parent=None,
+            step=source.commit.step,
+            metrics=source.commit.metrics,
+            kind="import",
+            versions=source.commit.versions,
+            host=source.commit.host,
+            start=files.write_start(name, source.start),
+        )
+        return Checkpoint(files, name, files.commit(name, draft, components).record)
 
 
 def _begun(files: StoreFiles, checkpoint: str) -> str | None:
     """Returns the run that holds a copy of a checkpoint, or was made for one before a kill; None if there is none."""
     for name in files.runs():
-        imported = files.read_run(name).imported
+        imported = None
+        with contextlib.suppress(StoreError):  # a damaged run is not what is looked for
+            imported = files.read_run(name).imported
         is_copy = imported is not None and imported.checkpoint == checkpoint
         # one whose copy was pruned has a life of its own by now
         if is_copy and (not files.sequence(name) or _import_in(files, name)):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, StoreError
 from simckpt.run import ancestry
-from simckpt.storage import CommitRecord, RunRecord, StoreFiles
+from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord
+
+Records = Sequence[CommitRecord | TombstoneRecord]
 
 
 def origin_of(files: StoreFiles, run: RunRecord) -> Checkpoint | None:
@@ -46,33 +50,74 @@ def origin_of(files: StoreFiles, run: RunRecord) -> Checkpoint | None:
     )
 
 
-def changed_by_rollbacks(files: StoreFiles, run: str) -> dict[str, Any]:
-    """Returns {key: value in force} of the hyperparameters that rollbacks on the head's line have changed."""
-    changed: dict[str, Any] = {}
-    line = ancestry(files.records(run, damaged={}))
-    for record in line:
-        changes = (record.rollback or {}).get("changes") or {}
-        changed |= changes.get("hyperparameters") or {}
-    if changed and isinstance(line[-1], CommitRecord):
-        # a free key may have been given another value since
-        values = files.read_start(run, line[-1].start).hyperparameters
-        changed = {key: values.get(key, value) for key, value in changed.items()}
-    return changed
+@dataclass(frozen=True)
+class Past:
+    """What a run's hyperparameters have come to by its head.
 
-
-def formerly(files: StoreFiles, run: RunRecord) -> list[Mapping[str, Any]]:
-    """Returns the hyperparameters that a run was first started with, and those of the checkpoints it descends from.
-
-    What cannot be read any longer is left out: then a value that only it has counts as a wish.
+    Attributes:
+        values: those in force at the head; before the first commit the run's own.
+        changed: keys that branches and rollbacks have set, those of the runs that it descends from included.
+        formerly: what the hyperparameters were before such a change, for that is what an unchanged command line gives.
     """
-    found, seen = [run.hyperparameters], {run.name}
+
+    values: Mapping[str, Any]
+    changed: frozenset[str]
+    formerly: Sequence[Mapping[str, Any]]
+
+
+def past_of(files: StoreFiles, run: RunRecord) -> Past:
+    """Returns what a run's hyperparameters have come to.
+
+    Of the runs that it descends from, what cannot be read any longer is left out: then a value that only they had
+    counts as a wish.
+
+    Raises:
+        DamagedError, FormatError: the record of the start that saved the head is needed and cannot be trusted.
+    """
+    damaged: dict[int, StoreError] = {}
+    records = files.records(run.name, damaged=damaged)
+    line = ancestry(records)
+    by_rollbacks = _changes(line)
+    values = {**run.hyperparameters, **by_rollbacks}
+    # what a rollback did before an import, or in a record that is damaged, is told by the start of the head alone; and
+    # a free key may have been given another value since
+    if line and isinstance(line[-1], CommitRecord) and (by_rollbacks or damaged or line[0].kind == "import"):
+        start = files.read_start(run.name, line[-1].start).hyperparameters
+        values = {key: start.get(key, value) for key, value in values.items()}
+    changed = {*by_rollbacks}
+    formerly = [run.hyperparameters, *_before_rollbacks(files, run.name, records, line)]
+    seen = {run.name}
     with contextlib.suppress(StoreError):
         while run.branch is not None and run.branch.run not in seen:
             branch = run.branch
             seen.add(branch.run)
-            record = files.commit_record(branch.run, branch.seq)
-            if isinstance(record, CommitRecord) and record.id == run.origin:
-                found.append(files.read_start(branch.run, record.start).hyperparameters)
+            changed |= branch.overrides.keys()
+            records = files.records(branch.run, damaged={})
+            line = ancestry(records, to=run.origin)
+            changed |= _changes(line).keys()
+            if line and isinstance(line[-1], CommitRecord):
+                formerly.append(files.read_start(branch.run, line[-1].start).hyperparameters)
+            formerly += _before_rollbacks(files, branch.run, records, line)
             run = files.read_run(branch.run)
-            found.append(run.hyperparameters)
+            formerly.append(run.hyperparameters)
+    return Past(values, frozenset(changed), formerly)
+
+
+def _changes(line: Records) -> dict[str, Any]:
+    """Returns {hyperparameter: value} of what the rollbacks on a line have set, the last one of a key."""
+    changed: dict[str, Any] = {}
+    for record in line:
+        changes = (record.rollback or {}).get("changes") or {}
+        changed |= changes.get("hyperparameters") or {}
+    return changed
+
+
+def _before_rollbacks(files: StoreFiles, run: str, records: Records, line: Records) -> list[Mapping[str, Any]]:
+    """Returns the hyperparameters of the last save before each rollback on a line that has changed some."""
+    rollbacks = {record.id for record in line if _changes([record])}
+    found = []
+    for before, record in itertools.pairwise(records):
+        if record.id in rollbacks and isinstance(before, CommitRecord):
+            with contextlib.suppress(StoreError):
+                found.append(files.read_start(run, before.start).hyperparameters)
     return found

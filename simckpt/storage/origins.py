@@ -8,6 +8,7 @@ there gets its name by one rename. Whichever comes second sees the other, and gi
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from simckpt.errors import CheckpointNotFoundError, ConflictError, DamagedError, RunNotFoundError, StoreError
@@ -46,7 +47,7 @@ class Origins:
         Raises:
             DamagedError, FormatError, StorageError: as `by_runs`.
         """
-        for folder in work.folders(self._store.path / "tmp"):
+        for folder in _work_of_the_living(self._store.path):
             # a record that is not whole yet belongs to a branch that has not looked at its origin yet
             with contextlib.suppress(FileNotFoundError, DamagedError):
                 path = folder / RUN_FILE
@@ -80,11 +81,16 @@ class Origins:
             raise ConflictError(f"{name} is being pruned at this moment and cannot be branched from")
 
 
-def _is_being_pruned(root: Path, run: str, seq: int) -> bool:
+def _work_of_the_living(root: Path) -> Iterator[Path]:
+    """Yields the work folders but those of dead processes, which give nothing in them its name any more."""
     for folder in work.folders(root / "tmp"):
         maker = processes.Process.from_token(folder.name)
-        if maker is not None and maker.is_alive() is False:
-            continue  # it can no longer write the tombstone
+        if maker is None or maker.is_alive() is not False:
+            yield folder
+
+
+def _is_being_pruned(root: Path, run: str, seq: int) -> bool:
+    for folder in _work_of_the_living(root):
         with contextlib.suppress(FileNotFoundError, StoreError):
             job = work.read_job(folder)
             if job.text("job") == "prune" and (job.text("run"), job.integer("seq")) == (run, seq):

@@ -151,6 +151,15 @@ def test_overrides_take_the_type_of_the_origins_value(tmp_path, key: str, given:
     assert (type(found), found) == (type(kept), kept)
 
 
+def test_values_that_no_record_can_hold_are_told_with_the_others(tmp_path) -> None:
+    _, origin = origin_run(tmp_path / "s")
+    with pytest.raises(
+        ConfigurationError, match=r"(?s)cannot be branched.*learning_rate.*too large.*JSON.*epoch'"
+    ) as told:
+        origin.branch("b", {"learning_rate": 10**400, "env": {1, 2}, "epoch": 3})
+    assert told.value.keys == ("learning_rate", "env", "epoch")
+
+
 def test_a_dict_is_overridden_whole_and_with_its_own_keys(tmp_path) -> None:
     _, origin = origin_run(tmp_path / "s", values={"optimizer": {"lr": 1e-3, "eps": 1e-8}})
     assert origin.branch("b", {"optimizer": {"lr": 1, "eps": 1e-5}}).overrides == {

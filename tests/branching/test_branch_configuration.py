@@ -168,6 +168,45 @@ def test_a_free_key_that_a_rollback_changed_can_still_be_given(tmp_path) -> None
     assert configured(store, "a", free=free).learning_rate == 2e-4
 
 
+def test_a_free_key_that_was_given_before_a_rollback_is_no_wish_after_it(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    first = origin_of(store)
+    free = {*FREE, "learning_rate"}
+    given = dataclasses.replace(COMMAND_LINE, learning_rate=2e-3)
+    with store.start("a") as run:
+        run.configure(given, free=free)
+        head = save(run, 20, parent=first)
+        run.change_hyperparameters({"learning_rate": 1e-4})
+        told = {"abandoned": head.id, "level": 1, "changes": {"hyperparameters": {"learning_rate": 1e-4}}}
+        save(run, 10, parent=first, kind="rollback", rollback=told)
+    assert configured(store, "a", given, free=free).learning_rate == 1e-4
+
+
+def test_what_the_runs_before_a_branch_have_changed_of_a_free_key_stays(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    origin_of(store)
+    free = {*FREE, "learning_rate"}
+    rolled_back(store, "a", gamma=0.9).branch("b", {"learning_rate": 1e-4})
+    with store.start("b") as run:
+        run.configure(COMMAND_LINE, free={*free, "gamma"})
+        own = save(run, 20)
+    own.branch("c", {"layers": [32]})
+    found = configured(store, "c", free={*free, "gamma"})
+    assert found == dataclasses.replace(COMMAND_LINE, learning_rate=1e-4, gamma=0.9, layers=(32,))
+
+
+def test_a_rollback_whose_record_is_damaged_is_still_in_force(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    origin_of(store)
+    back = rolled_back(store, "a", learning_rate=5e-4)
+    with store.start("a") as run:
+        run.configure(COMMAND_LINE, free=FREE)
+        save(run, 20, parent=back)
+    record = store.path / "runs" / "a" / "checkpoints" / f"{back.seq:08d}" / "commit.json"
+    record.write_bytes(record.read_bytes()[:-40])
+    assert configured(store, "a").learning_rate == 5e-4
+
+
 def test_a_rollback_that_was_pruned_still_says_what_it_changed(tmp_path) -> None:
     store = simckpt.Store(tmp_path / "s")
     origin_of(store)

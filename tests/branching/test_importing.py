@@ -143,6 +143,45 @@ def test_an_import_that_was_cut_off_is_finished_by_the_next_one(tmp_path, import
     assert [run.name for run in other.runs()] == ["a"]
 
 
+def test_an_import_that_somebody_else_finishes_meanwhile_is_found(tmp_path, imported) -> None:
+    _, _, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    other.made()
+    rivals = [bring]
+
+    class Overtaken(StoreFiles):
+        def claim(self, run):
+            if rivals:
+                rivals.pop()(simckpt.Store(other.path))
+            return super().claim(run)
+
+    other._files = Overtaken.open(other.path)
+    found = bring(other)
+    assert [each.id for each in simckpt.Store(other.path).run("a").checkpoints(abandoned=True)] == [found.id]
+
+
+def test_an_import_looks_past_damaged_runs(tmp_path, imported) -> None:
+    _, _, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    other.start("a").close()
+    (other.path / "runs" / "a" / "run.json").write_bytes(b"damaged")
+    found = bring(other)
+    assert (found.run, bring(other)) == ("a-2", found)
+
+
+def test_an_imported_run_goes_on_with_what_a_rollback_had_changed(tmp_path) -> None:
+    store, origin = origin_run(tmp_path / "from")
+    with store.start("a") as run:
+        run.change_hyperparameters({"learning_rate": 1e-5})
+        changes = {"hyperparameters": {"learning_rate": 1e-5}}
+        back = save(run, 20, parent=origin, kind="rollback", rollback={"level": 1, "changes": changes})
+    other = simckpt.Store(tmp_path / "to")
+    copy = other.import_checkpoint(back)
+    with other.start(copy.run) as run:
+        assert run.hyperparameters_in_force["learning_rate"] == 1e-5
+        assert run.configure(dict(VALUES)) == {**VALUES, "learning_rate": 1e-5}
+
+
 def test_what_was_imported_is_found_while_somebody_trains_on_it(tmp_path, imported) -> None:
     _, _, bring = imported
     other = simckpt.Store(tmp_path / "to")

@@ -114,6 +114,21 @@ def test_a_branch_that_is_killed_anywhere_is_whole_or_is_not_there(tmp_path, fau
     assert seen == {False, True}
 
 
+def test_a_killed_branch_does_not_keep_a_running_writer_from_pruning(tmp_path):
+    store = started(tmp_path / "store")
+
+    def action():
+        disk = FaultyDisk()
+        dying = StoreFiles.open(store.path, disk=disk)
+        disk.arm(kill, at=len(count(tmp_path / "count", branch)) - 2)
+        branch(dying)
+
+    with store.claim(RUN):
+        assert in_child(action) == -9
+        assert list((store.path / "tmp").glob("*/run.json"))
+        store.prune(RUN, ORIGIN, "test")
+
+
 def test_ctrl_c_anywhere_in_a_branch_leaves_it_whole_or_not_there(tmp_path):
     for at in range(1, len(count(tmp_path / "count", branch)) + 1):
         path, disk = tmp_path / f"store-{at}", FaultyDisk()
