@@ -40,7 +40,8 @@ def place_to_resume(run: Run, hyperparameters: Hyperparameters | None) -> tuple[
 
 
 def _branching(run: Run, origin: Checkpoint, hyperparameters: Hyperparameters | None) -> Adjustment:
-    overrides = dict(run.overrides)
+    # a free key may have been given another value since
+    overrides = {key: run.hyperparameters_in_force.get(key, value) for key, value in run.overrides.items()}
     require_declared(hyperparameters, overrides.keys())
     reseeds = run.branch is not None and run.branch.rng == "reseed"
     seed = f"{origin.id} {run.name}" if reseeds else None
