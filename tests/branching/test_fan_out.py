@@ -161,8 +161,10 @@ def test_an_interrupted_fan_out_started_again_runs_only_what_is_missing(
     before = len(loops.trained(store))
     result = here(origin, {**RATES, "last": {"rate": 2.0}})
     assert result.complete
-    # Ctrl-C lets the branches save first; a kill takes them along
-    assert loops.trained(store)[before:] == [("same", stopped_at), ("last", stopped_at)]
+    # Ctrl-C lets the branches save first, on the way to that step or at it; a kill takes them along
+    again = loops.trained(store)[before:]
+    assert [name for name, _ in again] == ["same", "last"]
+    assert all(20 <= step <= stopped_at for _, step in again)
     # and it ends where the origin would have ended
     with simckpt.Store(store).start("origin") as run:
         loops.train_run(run, until=40)
