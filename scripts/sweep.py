@@ -8,6 +8,7 @@ command goes on with what is missing.
 """
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -34,18 +35,20 @@ def main() -> None:
     engines = {
         "local": lambda: simckpt.LocalEngine(args.workers),
         "ray": lambda: simckpt.RayEngine(),
-        "slurm": lambda: simckpt.SlurmEngine(args.logs / "slurm", cpus_per_task=1),
+        # its jobs outlive this program
+        "slurm": lambda: contextlib.nullcontext(simckpt.SlurmEngine(args.logs / "slurm", cpus_per_task=1)),
     }
     print(f"{len(rates)} branches of {origin!r}; what they print is in {args.logs}/")
-    result = simckpt.fan_out(
-        origin,
-        rates,
-        [str(SCRIPTS / args.script), *flags],
-        engine=engines[args.engine](),
-        rng=args.rng,
-        deadline=args.deadline,
-        logs=args.logs,
-    )
+    with engines[args.engine]() as engine:
+        result = simckpt.fan_out(
+            origin,
+            rates,
+            [str(SCRIPTS / args.script), *flags],
+            engine=engine,
+            rng=args.rng,
+            deadline=args.deadline,
+            logs=args.logs,
+        )
     print(result)
     sys.exit(0 if result.complete else 1)
 

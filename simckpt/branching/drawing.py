@@ -90,7 +90,7 @@ def _drawn(graph: Graph) -> Iterator[tuple[str, list[str]]]:
         mark, below = ("", "") if is_root else ("└─ ", "   ") if last else ("├─ ", "│  ")
         prefixes[run.name] = above + below
         yield f"{above}{mark}{run.name}", _cells(run)
-        trunk = prefixes[run.name] + ("│  " if graph.branches(run.name) else "   ")
+        trunk = prefixes[run.name] + ("│  " if run.name in last_below else "   ")
         for part in run.rollbacks:
             yield trunk, [rollback(part)]
         for message in run.damaged:

@@ -98,7 +98,7 @@ class LocalEngine:
             raise ConfigurationError(
                 "a process that a script spawns runs the script: put `if __name__ == '__main__':` around its calls"
             )
-        ending = _Bell()
+        ending = threading.Event()
         future = LocalFuture(self._threads.submit(_call_apart, fn, args, ending, self._grace), ending)
         self._futures = [each for each in self._futures if not each.done()] + [future]
         return future
@@ -113,7 +113,7 @@ class LocalEngine:
 class LocalFuture:
     """A call of a `LocalEngine`; see `Future`."""
 
-    def __init__(self, call: concurrent.futures.Future[Any], ending: _Bell) -> None:
+    def __init__(self, call: concurrent.futures.Future[Any], ending: threading.Event) -> None:
         self._call = call
         self._ending = ending
 
@@ -139,27 +139,20 @@ class LocalFuture:
     def cancel(self) -> bool:
         """Takes the call back or asks its process to end, which is killed after the grace period; does not wait."""
         if not self._call.cancel():
-            self._ending.ring()
+            self._ending.set()
         return True
 
 
-class _Bell:
-    """An event that `multiprocessing.connection.wait` can wait for."""
-
-    def __init__(self) -> None:
-        self.ear, self._mouth = multiprocessing.Pipe(duplex=False)
-
-    def ring(self) -> None:
-        self._mouth.close()
-
-
-def _call_apart(fn: Callable[..., Any], args: tuple[Any, ...], ending: _Bell, grace: float) -> Any:
+def _call_apart(fn: Callable[..., Any], args: tuple[Any, ...], ending: threading.Event, grace: float) -> Any:
     """Returns `fn(*args)` of a fresh process; runs in a thread of the engine."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(fn, args, sender))
     try:
         process.start()
+    except OSError as error:
+        receiver.close()
+        raise WorkerDiedError(f"no process could be started: {error}", exit_code=None) from error
     except Exception as error:  # whatever cannot be sent refuses in its own way
         receiver.close()
         name = getattr(fn, "__qualname__", repr(fn))
@@ -184,23 +177,23 @@ def _call_apart(fn: Callable[..., Any], args: tuple[Any, ...], ending: _Bell, gr
     return value
 
 
-def _listen(process: BaseProcess, receiver: Connection, ending: _Bell, grace: float) -> tuple[bool, Any] | None:
+def _listen(
+    process: BaseProcess, receiver: Connection, ending: threading.Event, grace: float
+) -> tuple[bool, Any] | None:
     """Returns (succeeded, value), or None once the process has ended without a word, or outlasted the grace period."""
-    waiting = [receiver, ending.ear]
+    waiting = [receiver]
     deadline = math.inf
     while time.monotonic() < deadline:
-        ready = multiprocessing.connection.wait(waiting, POLL)
-        if receiver in ready:
+        if multiprocessing.connection.wait(waiting, POLL):
             # closed without a word: the process is about to be gone
             with contextlib.suppress(EOFError, OSError):
                 answer: tuple[bool, Any] = receiver.recv()
                 return answer
             waiting.remove(receiver)
-        elif _has_ended(process) and not (receiver in waiting and receiver.poll(0)):
+        elif _has_ended(process) and not (waiting and receiver.poll(0)):
             return None
-        elif ending.ear in ready:
+        elif ending.is_set() and deadline == math.inf:
             # asked politely first; env workers leave when their parent does
-            waiting.remove(ending.ear)
             deadline = time.monotonic() + grace
             process.terminate()
     return None
@@ -208,9 +201,11 @@ def _listen(process: BaseProcess, receiver: Connection, ending: _Bell, grace: fl
 
 def _has_ended(process: BaseProcess) -> bool:
     # its pipes do not tell: what it forked holds them open, too. It is left a zombie, so that the number of its group
-    # stays taken until `_end_group`
+    # stays taken until `_end_group`; unless multiprocessing is quicker, which collects all children at each start
     assert process.pid is not None
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    return True
 
 
 def _wait_for_end(process: BaseProcess, seconds: float) -> None:
@@ -229,9 +224,9 @@ def _end_group(process: BaseProcess) -> None:
 
 
 def _manner(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    return f"exit code {exit_code}"
+    if exit_code is None:
+        return "exit code unknown"
+    return f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
 
 
 def _child(fn: Callable[..., Any], args: tuple[Any, ...], sender: Connection) -> None:

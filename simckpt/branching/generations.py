@@ -201,7 +201,7 @@ class PopulationTraining:
                 members[number].score,
                 members[number].hyperparameters,
                 copies=None if new is old or new.branch is None else new.branch.run,
-                reason=decisions[number].reason,
+                reason="" if last else decisions[number].reason,
                 error=errors.get(old.name, ""),
             )
             for number, (old, new, result) in enumerate(zip(before, self._runs, results, strict=True))

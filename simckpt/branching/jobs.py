@@ -56,9 +56,10 @@ def train_branch(job: Mapping[str, Any]) -> dict[str, Any]:
         _write_to(job["log"])
         sys.path.extend(entry for entry in job["path"] if entry not in sys.path)
         store = Store(job["store"])
+        # whoever writes the branch may be about to complete it
+        _wait_for_claim(store, job["run"])
         if is_complete(store.run(job["run"])):
             return _ended("complete", "", started)
-        _wait_for_claim(store, job["run"])
         _supervise(function_of(job["train"]), job["store"], job["run"])
         mark_complete(store.run(job["run"]))
     except SystemExit as exit:

@@ -242,7 +242,7 @@ def lineage(files: StoreFiles, name: str) -> Graph:
             run = _looked_at(files, catalog, current)
             chain.append(run)
             current = None if run.origin is None else _holder(files, catalog, run)
-    return Graph(str(files.path), tuple(_with_origins(chain)[::-1]))
+    return Graph(str(files.path), _in_order(_with_origins(chain)))
 
 
 def _holder(files: StoreFiles, catalog: Catalog, run: RunLineage) -> str | None:
@@ -356,5 +356,4 @@ def _in_order(runs: Sequence[RunLineage]) -> tuple[RunLineage, ...]:
         pending += reversed(below.get(run.name, []))
     # records that were tampered with may name each other as origins: they are shown as first runs
     reached = {run.name for run in ordered}
-
     return (*ordered, *(replace(run, origin_run=None) for run in runs if run.name not in reached))

@@ -171,7 +171,8 @@ class RayFuture:
         self._wait(0)
         ended = self._reference is not None
         late = self._asked is not None and time.monotonic() - self._asked > self._grace
-        if late and not ended and not self._killed:
+        # one that was about to begin when it was taken back may tell its place later
+        if late and not ended and not self._killed and self._place is not None:
             self._signal(signal.SIGKILL)
             self._killed = True
         return ended

@@ -29,11 +29,13 @@ def main() -> None:
     """Look at checkpoint stores: runs, checkpoints, leaves, how two differ; branch from, mark, prune them."""
 
 
-def resolve(store: Path, address: str) -> Checkpoint:
+def resolve(here: Store, address: str) -> Checkpoint:
     """Returns a checkpoint of a store; `OTHERSTORE:` before its address means another one."""
     # a colon is in no run name, so what lies before it is another store
     folder, colon, rest = address.rpartition(":")
-    return Store(folder if colon else store).checkpoint(rest)
+    # another spelling of the same folder is the same store
+    is_here = not colon or (here.path.exists() and Path(folder).exists() and here.path.samefile(folder))
+    return (here if is_here else Store(folder)).checkpoint(rest)
 
 
 @contextmanager

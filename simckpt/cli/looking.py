@@ -128,7 +128,8 @@ def diff(
     The state alone decides the exit code: 0: identical, 1: different, 2: could not compare.
     """
     with readable_errors():
-        result = compare(resolve(store, a), resolve(store, b))
+        here = Store(store)
+        result = compare(resolve(here, a), resolve(here, b))
     if as_json:
         print_json(result.as_json())
     else:

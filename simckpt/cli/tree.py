@@ -12,7 +12,7 @@ import typer
 from simckpt import presentation
 from simckpt.branching import drawing
 from simckpt.checkpoint import Checkpoint
-from simckpt.cli.application import Address, AsJson, StorePath, app, readable_errors
+from simckpt.cli.application import Address, AsJson, StorePath, app, readable_errors, resolve
 from simckpt.cli.printing import checkpoint_as_json, print_json
 from simckpt.errors import ConfigurationError
 from simckpt.store import Store
@@ -60,9 +60,10 @@ def branch(
     """
     with readable_errors():
         here = Store(store)
-        origin = _origin(here, checkpoint)
+        source = _source(here, checkpoint)
+        origin = source if isinstance(source, Checkpoint) else here.import_checkpoint(source)
         values = _overrides(overrides or [], origin.hyperparameters)
-        made = origin.branch(name, values, rng=rng, experiment=experiment)
+        made = origin.branch(name, values, rng=rng, store=here, experiment=experiment)
         lineage = made.lineage().run(name)
     if as_json:
         print_json(lineage.as_json())
@@ -93,28 +94,17 @@ def import_(
 ) -> None:
     """Copy SOURCE into STORE, as the first checkpoint of a run of its own; every byte is verified."""
     with readable_errors():
-        found = Store(store).import_checkpoint(_source(Store(store), source), run=run)
+        here = Store(store)
+        found = here.import_checkpoint(_source(here, source), run=run)
     if as_json:
         print_json(checkpoint_as_json(found))
     else:
         print(f"{found!r}: {found.id}")
 
 
-def _origin(here: Store, address: str) -> Checkpoint:
-    """Returns a checkpoint of a store; one from elsewhere is imported."""
-    source = _source(here, address)
-    return source if isinstance(source, Checkpoint) and source.files is here.files else here.import_checkpoint(source)
-
-
 def _source(here: Store, address: str) -> Checkpoint | Path:
     """Returns the checkpoint that an address means, or the exported file that it names."""
-    if Path(address).is_file():
-        return Path(address)
-    # a colon is in no run name, so what lies before it is another store
-    folder, colon, rest = address.rpartition(":")
-    # another spelling of the same folder is the same store
-    is_here = not colon or (here.path.exists() and Path(folder).exists() and here.path.samefile(folder))
-    return (here if is_here else Store(folder)).checkpoint(rest)
+    return Path(address) if Path(address).is_file() else resolve(here, address)
 
 
 def _overrides(settings: list[str], known: Mapping[str, Any]) -> dict[str, Any]:

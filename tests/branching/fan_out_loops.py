@@ -48,8 +48,10 @@ def train_run(run: simckpt.Run, *, until: int, trouble: str = "") -> None:
             if trouble and loop.step == 25:
                 # what was saved at step 20 is on the disk
                 checkpointer.wait()
+                (Path(run._files.path).parent / f"{run.name}.at-25").touch()
                 happen(trouble)
             while trouble == "waits" and loop.step == 28:
+                (Path(run._files.path).parent / f"{run.name}.waits").touch()
                 checkpointer.step(loop.step, {"sum": float(loop.rows.sum())})
                 time.sleep(0.01)
             checkpointer.step(loop.step, {"sum": float(loop.rows.sum())})

@@ -1,5 +1,6 @@
 """Processes of this machine as an engine: they fail, die and end each for itself."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -31,6 +32,25 @@ def test_a_call_that_dies_or_fails_takes_no_other_with_it() -> None:
         with pytest.raises(WorkerFailedError, match="ValueError: no 3"):
             failed.result(60)
         assert good.result(60) == 6
+
+
+def test_a_death_is_told_though_others_collect_this_programs_dead_children() -> None:
+    with LocalEngine(2) as engine:
+        futures = [engine.submit(fn, 3) for fn in (loops.die, loops.double, loops.die)]
+        while not all(future.done() for future in futures):
+            multiprocessing.active_children()  # as the start of any other process does
+        assert futures[1].result(0) == 6
+        for future in (futures[0], futures[2]):
+            with pytest.raises(WorkerDiedError, match="ended without a result"):
+                future.result(0)
+
+
+def test_calls_that_wait_for_their_turn_hold_no_files_open() -> None:
+    with LocalEngine(1) as engine:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(100):
+            engine.submit(loops.double, 1)
+        assert len(list(Path("/proc/self/fd").iterdir())) < before + 20
 
 
 def test_a_call_that_is_deaf_to_sigterm_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -70,7 +90,10 @@ def test_leaving_the_block_ends_what_is_left(tmp_path: Path) -> None:
     with LocalEngine(1, grace=0.2) as engine:
         engine.submit(loops.leave_children, str(noted))
         until(noted.exists)
-    assert not any(alive(int(pid)) for pid in noted.read_text().split())
+    pids = [int(pid) for pid in noted.read_text().split()]
+    assert not alive(pids[0])
+    # its child was killed, too; the kernel takes a moment
+    until(lambda: not alive(pids[1]))
 
 
 def test_what_cannot_be_sent_is_told() -> None:

@@ -3,12 +3,12 @@
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import population_loops as loops
 import pytest
+from fan_out_loops import until
 
 import simckpt
 from simckpt.branching.engines import LocalEngine
@@ -61,6 +61,8 @@ def test_every_copy_is_a_branch_of_the_member_it_copies(undisturbed: tuple[Path,
         (best,) = [each for each in generation if each.run == standing.copies]
         assert run.overrides["rate"] != best.hyperparameters["rate"]
         assert standing.reason.startswith("rank 4 of 4")
+    # nobody copies after the last generation
+    assert [each.reason for each in population.standings[-4:]] == [""] * 4
 
 
 def test_members_begin_with_rates_of_their_own(undisturbed: tuple[Path, Population]) -> None:
@@ -201,12 +203,9 @@ if __name__ == "__main__":
     script = store.parent / "script.py"
     script.write_text(code)
     program = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not any(name == "pbt-01" for name, _ in loops.trained(store) if (store.parent / "trained").exists()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: any(name == "pbt-01" for name, _ in loops.trained(store)))
     program.send_signal(signal.SIGINT)
-    _, stderr = program.communicate(timeout=60)
+    _, stderr = program.communicate(timeout=120)
     assert b"KeyboardInterrupt" in stderr
     (store.parent / "pbt-01.trouble").unlink()
     population = trained(store, generations=1, size=2)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,16 @@ def test_a_branch_that_rolls_back_is_trained_on(store: Path) -> None:
     answer = train_branch(branch_job(store, "branch", loops.train_after_a_rollback, log=None))
     assert answer["status"] == "complete"
     assert simckpt.Store(store).run("branch").latest().step == 40
+
+
+def test_a_branch_that_another_job_has_just_completed_is_not_trained_again(store: Path) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        with simckpt.Store(store).start("branch") as run:
+            second = thread.submit(train_branch, branch_job(store, "branch", loops.train, log=None))
+            loops.train_run(run, until=40)
+            run.latest().tag("complete")
+        assert second.result(60)["status"] == "complete"
+    assert loops.trained(store) == [("branch", 10)]
 
 
 def test_a_script_that_exits_well_is_complete(store: Path) -> None:

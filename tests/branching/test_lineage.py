@@ -196,8 +196,10 @@ def test_records_that_name_each_other_as_origins_end(path: Path) -> None:
     branched(files, "y", commit(files, "x", 1), "x", 1, 1)
     rewrite(files, "x", origin=commit(files, "y", 1), branch=BranchRecord("y", 1, 1))
     assert {run.name for run in graph_of(path).runs} == {"ant", "low", "lower", "lost", "x", "y"}
-    assert {run.name for run in simckpt.Store(path).run("x").lineage().runs} == {"x", "y"}
-    assert "x" in str(graph_of(path))
+    lineage = simckpt.Store(path).run("x").lineage()
+    assert {run.name for run in lineage.runs} == {"x", "y"}
+    for graph in (lineage, graph_of(path)):
+        assert re.search(r"^x .*\ny ", str(graph), re.MULTILINE) or re.search(r"^y .*\nx ", str(graph), re.MULTILINE)
 
 
 def test_what_is_damaged_is_told_and_hides_no_others(path: Path, ids: dict[str, str]) -> None:
@@ -290,9 +292,9 @@ def test_ten_thousand_commits_are_drawn_in_seconds(tmp_path: Path) -> None:
         CommitRecord(f"{n:032x}", "0" * 32, n, f"{n - 1:032x}" if n > 1 else None, "save", n * 1_000, 1.8e9, metrics)
         for n in range(1, 10_001)
     ]
-    before = time.perf_counter()
+    before = time.process_time()
     run = of_run(RunRecord("0" * 32, "a", 1.8e9), Contents(records, {}, {}, {}))
     text = str(Graph("s", (run,)))
-    # it takes 0.1 s; more than a second would be seen by who asks for it
-    assert time.perf_counter() - before < 2.0
+    # of this process alone, whatever else runs: it takes 0.1 s, and a second would be seen by who asks for it
+    assert time.process_time() - before < 2.0
     assert "1,000 to 10,000,000" in text

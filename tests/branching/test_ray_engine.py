@@ -1,12 +1,16 @@
 """Ray as an engine: calls fail, die and end each for itself; two CPUs, and nothing listens but on the loopback."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray_apart
 
 import simckpt
+from simckpt.branching.ray_engine import RayFuture
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,46 @@ def test_a_call_that_is_deaf_to_sigterm_is_killed(answer: dict[str, Any]) -> Non
 
 def test_a_ray_that_the_program_started_is_left_to_it(answer: dict[str, Any]) -> None:
     assert answer["still connected"]
+
+
+class SlowRay:
+    """As much of Ray as a future uses; its call begins when the test says so, and never ends by itself."""
+
+    exceptions = SimpleNamespace(RayError=Exception)
+    util = SimpleNamespace(
+        scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+    )
+
+    def __init__(self) -> None:
+        self.yielded: list[tuple[str, int]] = []
+        self.sent: list[tuple[int, int]] = []
+
+    def wait(self, calls: list[Iterator[Any]], timeout: float) -> tuple[list[Any], list[Any]]:
+        return ([calls[0]], []) if self.yielded else ([], [calls[0]])
+
+    def calls(self) -> Iterator[Any]:
+        while True:
+            yield self.yielded.pop()
+
+    def get(self, reference: Any) -> Any:
+        return reference
+
+    def cancel(self, call: Any, force: bool) -> None:
+        pass  # too late: it is about to begin
+
+    def remote(self, **options: Any) -> Any:
+        return lambda fn: SimpleNamespace(remote=lambda pid, number: self.sent.append((pid, number)))
+
+
+def test_a_call_that_began_as_it_was_taken_back_is_killed_after_the_grace_period() -> None:
+    ray = SlowRay()
+    future = RayFuture(ray, ray.calls(), grace=0.0)
+    future.cancel()
+    assert not future.done()
+    ray.yielded.append(("node", 123))
+    assert not future.done()
+    assert not future.done()
+    assert ray.sent == [(123, signal.SIGKILL)]
 
 
 @pytest.mark.slow

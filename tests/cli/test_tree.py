@@ -125,6 +125,14 @@ def test_branch_from_another_store_imports_the_checkpoint(path: Path, tmp_path: 
     assert "imported from low of store" in str(graph)
 
 
+def test_a_branch_of_another_stores_checkpoint_that_cannot_be_imports_nothing(path: Path, tmp_path: Path) -> None:
+    simckpt.Store(tmp_path / "mine").start("own").close()
+    code, _, errors = call("branch", tmp_path / "mine", f"{path}:low", "trial", "--set", "learning_rat=1")
+    assert code == 2
+    assert "learning_rate" in errors
+    assert [run.name for run in simckpt.Store(tmp_path / "mine").runs()] == ["own"]
+
+
 def test_the_same_store_by_another_path_is_not_imported_from(path: Path) -> None:
     code, _, errors = call("branch", path, f"{path.parent}/./s:low@200000", "trial")
     assert (code, errors) == (0, "")
