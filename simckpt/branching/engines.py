@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Protocol
 
+from simckpt.branching.children import end_group, has_ended, wait_for_end
 from simckpt.errors import ConfigurationError, WorkerDiedError, WorkerFailedError
 
 GRACE = 60.0  # for a process that was asked to end: it may have to write its last checkpoint [s]
@@ -164,9 +165,9 @@ def _call_apart(fn: Callable[..., Any], args: tuple[Any, ...], ending: threading
         answer = _listen(process, receiver, ending, grace)
         if answer is not None:
             # env workers and the like are left to end by themselves
-            _wait_for_end(process, grace)
+            wait_for_end(process, grace)
     finally:
-        _end_group(process)
+        end_group(process)
         receiver.close()
     if answer is None:
         code = process.exitcode
@@ -190,37 +191,13 @@ def _listen(
                 answer: tuple[bool, Any] = receiver.recv()
                 return answer
             waiting.remove(receiver)
-        elif _has_ended(process) and not (waiting and receiver.poll(0)):
+        elif has_ended(process) and not (waiting and receiver.poll(0)):
             return None
         elif ending.is_set() and deadline == math.inf:
             # asked politely first; env workers leave when their parent does
             deadline = time.monotonic() + grace
             process.terminate()
     return None
-
-
-def _has_ended(process: BaseProcess) -> bool:
-    # its pipes do not tell: what it forked holds them open, too. It is left a zombie, so that the number of its group
-    # stays taken until `_end_group`; unless multiprocessing is quicker, which collects all children at each start
-    assert process.pid is not None
-    with contextlib.suppress(ChildProcessError):
-        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    return True
-
-
-def _wait_for_end(process: BaseProcess, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not _has_ended(process) and time.monotonic() < deadline:
-        time.sleep(POLL / 10)
-
-
-def _end_group(process: BaseProcess) -> None:
-    """Kills what is left of a process and of its group."""
-    assert process.pid is not None
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
 
 
 def _manner(exit_code: int | None) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from simckpt import checkpointer
 from simckpt.background import Save
+from simckpt.branching.children import end_group, has_ended, wait_for_end
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import ConfigurationError
 from simckpt.rollback import supervise
@@ -101,9 +102,9 @@ def run_apart(train: Train, store: Path, recorder: Recorder, *, timeout: float) 
     try:
         messages = _listen(process, receiver, timeout=timeout)
         if messages[-1:] != [TIMEOUT]:
-            _wait_for_end(process, time.monotonic() + GRACE)
+            wait_for_end(process, GRACE)
     finally:
-        _end(process)
+        end_group(process)
         receiver.close()
     return _outcome(messages, process.exitcode, f"the training in {store}", name=name, timeout=timeout)
 
@@ -117,31 +118,11 @@ def _listen(process: BaseProcess, receiver: Connection, *, timeout: float) -> li
             # the end of the pipe is not enough: worker processes hold it open, too
             if receiver.poll(POLL):
                 messages.append(receiver.recv())
-            elif _has_ended(process) and not receiver.poll(0):
+            elif has_ended(process) and not receiver.poll(0):
                 break
             elif time.monotonic() > deadline:
                 messages.append(TIMEOUT)
     return messages
-
-
-def _has_ended(process: BaseProcess) -> bool:
-    # leaves it a zombie, so that the number of its process group stays taken until `_end`
-    assert process.pid is not None
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _wait_for_end(process: BaseProcess, deadline: float) -> None:
-    while not _has_ended(process) and time.monotonic() < deadline:
-        time.sleep(POLL / 10)
-
-
-def _end(process: BaseProcess) -> None:
-    """Kills what is left of a process and of its group."""
-    assert process.pid is not None
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
 
 
 def _outcome(messages: list[tuple[str, Any]], exit_code: int | None, what: str, *, name: str, timeout: float) -> Any:
