@@ -31,7 +31,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 REASON_LIMIT = 500  # [characters] of a text in a commit record, which has 4 KB for everything
-LOOK_EVERY = 64  # [env steps]; a look at 400,000 parameters takes 0.1 ms, and a step of SAC 3 ms
+LOOK_EVERY = 64  # [env steps]; a look at 400,000 numbers takes 0.1 ms, and a step of SAC 3 ms
 SEEN = 10  # how many of the evaluations that the policy saw are kept with the decision
 
 _log = logging.getLogger("simckpt")
@@ -258,10 +258,7 @@ class Rollbacks:
                 "evaluations": len(history),
                 "reason": plan.decision.reason,
                 "changes": dict(plan.values),
-                "saw": [
-                    [each.step, math.fsum(each.returns) / len(each.returns), len(each.returns)]
-                    for each in history[-SEEN:]
-                ],
+                "saw": [[each.step, each.mean, len(each.returns)] for each in history[-SEEN:]],
             }
         )
         to_set = {key: value for key, value in plan.in_force.items() if key in plan.values or now.get(key) != value}

@@ -134,7 +134,7 @@ def fan_out(
         rng: "continue" or "reseed", see `Checkpoint.branch`.
         deadline: for each branch, from its start [s]; None: none.
         heartbeat: how long a branch may be silent [s]: neither a heartbeat of `Checkpointer.step`, which comes at most
-            every 30 s, nor a checkpoint. Above the length of an evaluation. None: for ever.
+            every 30 s, nor a checkpoint. Well above 30 s and the length of an evaluation. None: for ever.
         logs: a folder, in which a text file for each branch takes what it prints; None leaves that to the engine.
         progress: whether to draw progress bars.
 
@@ -145,7 +145,7 @@ def fan_out(
         StorageError: the disk refused.
     """
     _check(deadline=deadline, heartbeat=heartbeat)
-    files = checkpoint._files
+    files = checkpoint.files
     folder = None if logs is None else made_folder(logs)
     jobs = {
         name: branch_job(files.path, name, train, log=None if folder is None else folder / f"{name}.log")

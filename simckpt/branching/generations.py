@@ -136,7 +136,7 @@ class PopulationTraining:
     ) -> None:
         self._settings = settings
         self._origin = checkpoint
-        self._files = checkpoint._files
+        self._files = checkpoint.files
         self._train = train
         self._name = name
         self._engine = engine

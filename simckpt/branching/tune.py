@@ -73,7 +73,7 @@ def trainable(
         raise ConfigurationError('Ray Tune is needed: pip install "simckpt[ray]"') from error
 
     check_count(interval, policy="trainable", key="interval")
-    store, origin, path = str(checkpoint._files.path.absolute()), checkpoint.id, list(sys.path)
+    store, origin, path = str(checkpoint.files.path.absolute()), checkpoint.id, list(sys.path)
     function = described(train)
 
     base: Any = tune.Trainable
@@ -116,7 +116,7 @@ class Trial:
     ) -> None:
         self._train = train
         self._origin = origin
-        self._files = origin._files
+        self._files = origin.files
         self._metric = metric
         self._interval = interval
         self._name = name

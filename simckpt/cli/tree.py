@@ -92,7 +92,7 @@ def import_(
     run: Annotated[str | None, typer.Option(help="Name of the new run; by default that of SOURCE.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy SOURCE into STORE, as the first checkpoint of a run of its own; every byte is verified."""
+    """Copy SOURCE into STORE, as the first checkpoint of a run of its own; every leaf is verified."""
     with readable_errors():
         here = Store(store)
         found = here.import_checkpoint(_source(here, source), run=run)
