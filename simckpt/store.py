@@ -19,7 +19,7 @@ from simckpt.catalog import Catalog, Contents
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConflictError, NotAStoreError, StoreError
 from simckpt.run import Run, abandoned_ids, ancestry
-from simckpt.storage import CommitRecord, RunRecord, StoreFiles
+from simckpt.storage import CommitRecord, Leftovers, RunRecord, StoreFiles
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
@@ -221,6 +221,24 @@ class Store:
         from simckpt.branching.importing import import_checkpoint
 
         return import_checkpoint(self.made(), source, run=run)
+
+    def compact(self, *, dry_run: bool = False) -> Leftovers:
+        """Frees what nobody refers to, and returns what that was.
+
+        Kills, full disks and copies of a store leave such things: unfinished work of dead processes, segments that no
+        checkpoint names, files of pruned checkpoints. No run is claimed: it may be done beside training, saves,
+        branches and prunes of other processes and hosts. Unfinished work of other machines is left alone for a day.
+
+        Args:
+            dry_run: only say what would be freed.
+
+        Raises:
+            NotAStoreError, DamagedError, FormatError: there is no store that can be read.
+            SegmentsKeptError: something is damaged or newer than this simckpt, so that it is not known what is used;
+                nothing was freed.
+            StorageError: the disk refused; what was freed until then is gone.
+        """
+        return self.files.leftovers() if dry_run else self.files.compact()
 
     def checkpoint(self, address: str) -> Checkpoint:
         """Returns a checkpoint by its id, or by `run`, `run@latest` or `run@<step>`.

@@ -322,7 +322,7 @@ def test_reading_changes_nothing(path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], *([name] for name in ("ls", "show", "diff", "find", "pin", "unpin", "tag", "prune"))]
+    "command", [[], *([name] for name in ("ls", "show", "diff", "find", "pin", "unpin", "tag", "prune", "compact"))]
 )
 def test_every_command_has_help(command: list[str]) -> None:
     code, output, _ = call(*command, "--help")
@@ -427,6 +427,21 @@ def test_every_policy_is_an_option_of_prune(path, options: list[str], kept: list
     code, output, error = call("prune", path, "ant", *options, "--dry-run", "--json")
     assert (code, error) == (0, "")
     assert [each["step"] for each in json.loads(output) if each["keep"]] == kept
+
+
+def test_compact_shows_what_it_would_free_and_then_frees_it(path) -> None:
+    orphan = path / "segments" / f"{'5' * 32}.h5"
+    orphan.parent.mkdir(exist_ok=True)
+    orphan.write_bytes(b"12345")
+    code, output, _ = call("compact", path, "--dry-run")
+    assert code == 0
+    assert "5" * 32 in output
+    assert "would free 5 B" in output
+    assert orphan.exists()
+    code, output, _ = call("compact", path, "--json")
+    assert (code, json.loads(output)) == (0, {"work": [], "segments": ["5" * 32], "checkpoints": [], "nbytes": 5})
+    assert not orphan.exists()
+    assert call("compact", path)[:2] == (0, "freed 0 B\n")
 
 
 def test_prune_needs_to_know_what_to_keep(path) -> None:

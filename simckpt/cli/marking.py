@@ -1,4 +1,4 @@
-"""Commands that mark and prune checkpoints: `pin`, `unpin`, `tag`, `prune`."""
+"""Commands that mark checkpoints, drop them and free space: `pin`, `unpin`, `tag`, `prune`, `compact`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simckpt.cli.application import Address, AsJson, StorePath, app, readable_er
 from simckpt.cli.printing import checkpoint_as_json, console, marks, print_json, short, table
 from simckpt.errors import ConfigurationError
 from simckpt.policies import KeepBest, KeepEvery, KeepLast, KeepPolicy, KeepTagged, MaxBytes
-from simckpt.presentation import printable
+from simckpt.presentation import printable, size
 from simckpt.store import Store
 
 
@@ -95,6 +95,33 @@ def prune(
         done = "keep" if verdict.keep else "would drop" if dry_run else "dropped"
         shown.add_row(f"{steps[verdict.id]:,}", short(verdict.id), done, printable(verdict.reason))
     console().print(shown)
+
+
+@app.command("compact")
+def compact(
+    store: StorePath,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be freed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Free what nobody refers to: left-over work of dead processes, unused segments, files of pruned checkpoints.
+
+    Safe beside training and other commands, on other hosts too.
+    """
+    with readable_errors():
+        freed = Store(store).compact(dry_run=dry_run)
+    if as_json:
+        print_json(dataclasses.asdict(freed))
+        return
+    shown = table("", "what")
+    for name in freed.work:
+        shown.add_row("unfinished work", printable(name))
+    for identity in freed.segments:
+        shown.add_row("segment", identity)
+    for run, seq in freed.checkpoints:
+        shown.add_row("files of a pruned checkpoint", printable(f"runs/{run}/checkpoints/{seq:08}"))
+    if freed:
+        console().print(shown)
+    console().print(f"{'would free' if dry_run else 'freed'} {size(freed.nbytes)}")
 
 
 def _print_marks(checkpoint: Checkpoint, *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from simckpt.storage.marks import Marks
 from simckpt.storage.records import CommitDraft, CommitRecord, StoreRecord, TombstoneRecord
 from simckpt.storage.run_records import BranchRecord, ImportRecord, RunRecord
 from simckpt.storage.starts import StartRecord
+from simckpt.storage.store_compacting import Leftovers
 from simckpt.storage.store_files import Commit, StoreFiles
 from simckpt.storage.store_reader import Index
 
@@ -18,6 +19,7 @@ __all__ = [
     "ImportRecord",
     "Index",
     "LeafRecord",
+    "Leftovers",
     "Marks",
     "RunRecord",
     "StartRecord",

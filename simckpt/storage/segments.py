@@ -145,6 +145,25 @@ def trashed(root: Path) -> dict[str, list[str]]:
     return {identity: files for identity, files in found.items() if names.ID.fullmatch(identity)}
 
 
+def files(root: Path) -> dict[str, list[Path]]:
+    """Returns {id: its files} of all segments, those in the trash included.
+
+    Raises:
+        StorageError: they cannot be listed for the moment.
+    """
+    found = {identity: [root / TRASH / name for name in listed] for identity, listed in trashed(root).items()}
+    try:
+        for path in (root / FOLDER).iterdir():
+            identity = path.name.removesuffix(".h5")
+            if path.name == file_name(identity) and names.ID.fullmatch(identity):
+                found.setdefault(identity, []).append(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageError(f"{root / FOLDER} cannot be listed: {error.strerror}") from error
+    return found
+
+
 def missing(root: Path, identities: Iterable[str], known: Mapping[str, SegmentRecord]) -> set[str]:
     """Returns those of some segments that are gone, or do not have the size that they should.
 

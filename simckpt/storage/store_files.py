@@ -44,7 +44,7 @@ from simckpt.storage.index import INDEX_FILE, LeafRecord
 from simckpt.storage.preparing import MAX_SEGMENTS, Attributes, Prepared, PrepareJob, discard, write_prepared
 from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, StoreRecord
 from simckpt.storage.run_records import RunRecord
-from simckpt.storage.store_pruning import StorePruning
+from simckpt.storage.store_compacting import StoreCompacting
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE
 
 # as long as what the record will say of its files
@@ -70,7 +70,7 @@ class Commit:
     leaves: Mapping[str, LeafRecord]
 
 
-class StoreFiles(StorePruning):
+class StoreFiles(StoreCompacting):
     """A store on disk, for reading and writing.
 
     Attributes:

@@ -169,7 +169,7 @@ class StorePruning(StoreMarks):
                     self._works.remove(buried.job)
         told, self._told = self._told, kept is None
         if self._told and not told:
-            raise _kept()
+            raise kept_error()
 
     def _clear(self, folder: Path, *, besides: Collection[str]) -> None:
         """Removes the files in a folder, the index last; one that is gone with all it held is no error."""
@@ -184,7 +184,7 @@ class StorePruning(StoreMarks):
                     self._disk.unlink(path)
         durable.sync_folder(self._disk, folder)
 
-    def _free_segments(self, candidates: Collection[str], *, besides: Path | None = None) -> set[str] | None:
+    def _free_segments(self, candidates: Collection[str], *, besides: Collection[Path] = ()) -> set[str] | None:
         """Removes those of some segments that nobody uses; returns those that a save in progress may come to use.
 
         These stay, as do all if it cannot be known what is used (None): whoever names them must not forget them.
@@ -195,7 +195,7 @@ class StorePruning(StoreMarks):
 
         Args:
             candidates: their ids.
-            besides: a work folder whose announcement does not count.
+            besides: work folders whose announcements do not count.
 
         Raises:
             StorageError: the disk refused, or something cannot be looked at for the moment; they stay.
@@ -276,8 +276,8 @@ class StorePruning(StoreMarks):
         if run is None:
             # where the store was copied while it was written, a checkpoint may use what its save has made
             self._clear(made, besides=(work.JOB_FILE,))
-            if self._free_segments(candidates, besides=made) != set():
-                raise _kept()
+            if self._free_segments(candidates, besides=[made]) != set():
+                raise kept_error()
             return
         checkpoint = self._dead_checkpoint(run, seq)
         if checkpoint is None:
@@ -285,7 +285,7 @@ class StorePruning(StoreMarks):
         kept = self._free_segments(candidates) != set()
         self._clear(checkpoint, besides=(COMMIT_FILE, index.INDEX_FILE) if kept else (COMMIT_FILE,))
         if kept:
-            raise _kept()
+            raise kept_error()
 
     def _dead_checkpoint(self, run: str, seq: int) -> Path | None:
         """Returns the folder of a checkpoint that was pruned, or None if its record is not a tombstone.
@@ -302,7 +302,8 @@ class StorePruning(StoreMarks):
         return None if isinstance(record, CommitRecord) else self._checkpoint_path(run, seq)
 
 
-def _kept() -> SegmentsKeptError:
+def kept_error() -> SegmentsKeptError:
+    """Returns the error of a store in which it is not known which segments are used."""
     return SegmentsKeptError(
         "segments of what was pruned stay for now: a record or an index of the store is damaged or newer than this "
         "simckpt, so that it is not known what else uses them. Verify the store, and repair or remove what is damaged; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from simckpt.errors import CheckpointNotFoundError, DamagedError, StorageError, StoreError
@@ -103,7 +103,7 @@ class SegmentUse:
         return found
 
 
-def by_saves(root: Path, *, besides: Path | None = None) -> set[str] | None:
+def by_saves(root: Path, *, besides: Collection[Path] = ()) -> set[str] | None:
     """Returns the ids of the segments that saves in progress, of whatever process, have announced that they need.
 
     A record that is not whole yet belongs to a save that has not looked yet whether its segments are there. None if a
@@ -111,14 +111,14 @@ def by_saves(root: Path, *, besides: Path | None = None) -> set[str] | None:
 
     Args:
         root: the store's folder.
-        besides: a work folder that is not asked, because its save has failed.
+        besides: work folders that are not asked, because their saves have failed.
 
     Raises:
         StorageError: a folder or record cannot be looked at for the moment.
     """
     used: set[str] = set()
     for folder in work.folders(root / "tmp"):
-        if folder == besides:
+        if folder in besides:
             continue
         try:
             job = work.read_job(folder)

@@ -61,13 +61,21 @@ class WorkFolders:
         """
         found: list[Path] = []
         with contextlib.suppress(StorageError):
-            found = folders(self._root / "tmp")
+            found = self.left_over()
         swept = []
-        for path in filter(self._is_left_over, found):
+        for path in found:
             with contextlib.suppress(StorageError):
                 self.take_away(path, finish)
                 swept.append(path.name)
         return swept
+
+    def left_over(self) -> list[Path]:
+        """Returns the folders that nobody goes on with.
+
+        Raises:
+            StorageError: `tmp/` cannot be looked at for the moment.
+        """
+        return [path for path in folders(self._root / "tmp") if self._is_left_over(path)]
 
     def take_away(self, path: Path, finish: Callable[[Path], None]) -> None:
         """Removes one folder that nobody goes on with, as `sweep` does; raises StorageError if it has to stay."""

@@ -1,0 +1,116 @@
+"""Compacting: freeing what nobody refers to, which kills, full disks and copied stores leave behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simckpt.errors import StorageError
+from simckpt.storage import segments, usage
+from simckpt.storage.records import TombstoneRecord
+from simckpt.storage.store_pruning import StorePruning, kept_error
+from simckpt.storage.store_reader import COMMIT_FILE
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What is in a store that nobody refers to.
+
+    Attributes:
+        work: folders in `tmp/` that dead processes left, their names.
+        segments: those that no checkpoint names and no save in progress has announced, their ids.
+        checkpoints: (run, number) of pruned checkpoints that still have files.
+        nbytes: what all of them weigh [bytes].
+    """
+
+    work: tuple[str, ...]
+    segments: tuple[str, ...]
+    checkpoints: tuple[tuple[str, int], ...]
+    nbytes: int
+
+    def __bool__(self) -> bool:
+        return bool(self.work or self.segments or self.checkpoints)
+
+    def __sub__(self, other: Leftovers) -> Leftovers:
+        """Returns what is here and no longer there."""
+        return Leftovers(
+            tuple(each for each in self.work if each not in other.work),
+            tuple(each for each in self.segments if each not in other.segments),
+            tuple(each for each in self.checkpoints if each not in other.checkpoints),
+            max(self.nbytes - other.nbytes, 0),
+        )
+
+
+class StoreCompacting(StorePruning):
+    """A store in which what nobody refers to is found and freed, beside savers, branches and pruners."""
+
+    def leftovers(self) -> Leftovers:
+        """Returns what `compact` would free by now; frees nothing.
+
+        Raises:
+            SegmentsKeptError: a record or an index is damaged or newer than this simckpt, so that it is not known
+                which segments are used.
+            StorageError: a folder cannot be looked at for the moment.
+        """
+        work = self._works.left_over()
+        used, announced = self._usage.by_checkpoints(), usage.by_saves(self.path, besides=work)
+        if used is None or announced is None:
+            raise kept_error()
+        files = segments.files(self.path)
+        unused = [identity for identity in sorted(files) if identity not in used | announced]
+        pruned = {(run, seq): self._checkpoint_path(run, seq) for run, seq in self._pruned()}
+        dead = {place: path for place, path in pruned.items() if len(_entries(path)) > 1}
+        nbytes = sum(_size(path) for path in (*work, *(path for each in unused for path in files[each])))
+        nbytes += sum(_size(path) - _size(path / COMMIT_FILE) for path in dead.values())
+        return Leftovers(tuple(path.name for path in work), tuple(unused), tuple(dead), nbytes)
+
+    def compact(self) -> Leftovers:
+        """Frees what nobody refers to; returns what that was.
+
+        Needs no claim: a saver, on whatever host, announces what it uses before it looks for it, and what is announced
+        stays. Interrupted, it is done again. What another user owns stays.
+
+        Raises:
+            SegmentsKeptError: as `leftovers`; nothing was freed.
+            StorageError: the disk refused; what was freed until then is gone.
+        """
+        before = self.leftovers()
+        if not before:
+            return before
+        # it ends what dead pruners had begun, too
+        self.sweep()
+        now = self.leftovers()
+        if self._free_segments(now.segments) is None:
+            raise kept_error()
+        for run, seq in now.checkpoints:
+            # the index goes as well: what it alone named was freed with all that nobody names
+            self._clear(self._checkpoint_path(run, seq), besides=(COMMIT_FILE,))
+        return before - self.leftovers()
+
+    def _pruned(self) -> Iterator[tuple[str, int]]:
+        for run in self.runs():
+            for record in self.records(run, damaged={}):
+                if isinstance(record, TombstoneRecord):
+                    yield run, record.seq
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be listed: {error.strerror}") from error
+
+
+def _size(path: Path) -> int:
+    """Returns what a file or a folder with all it holds weighs [bytes]; nothing of what is gone meanwhile."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return sum(_size(Path(entry.path)) for entry in _entries(path))
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0

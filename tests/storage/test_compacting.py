@@ -1,0 +1,166 @@
+"""What compacting finds and frees: what nobody refers to, and nothing else."""
+
+import errno
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from log_helpers import RUN, Log, assert_holds, save_log, segment_files, state
+from storage_helpers import checkpoint_folder, new_store, run_record, snapshot
+
+from simckpt import Store
+from simckpt.errors import NotAStoreError, SegmentsKeptError, StorageError
+from simckpt.storage import CommitDraft, Leftovers, StoreFiles, preparing, processes
+from simckpt.storage.durable import Disk
+
+STRANGER, TRASHED = "5" * 32, "6" * 32
+NOTHING = Leftovers((), (), (), 0)
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def store(tmp_path, log) -> StoreFiles:
+    """Three checkpoints of a log, of which the second was pruned."""
+    store = new_store(tmp_path / "store")
+    with store.claim(RUN):
+        for _ in range(3):
+            log.add(3)
+            save_log(store, log)
+        store.prune(RUN, 2, "test")
+    return store
+
+
+class RefusingDisk(Disk):
+    """As on a mount that is read-only."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def unlink(self, path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def dead() -> processes.Process:
+    return replace(processes.this_process(), pid=2**22 + 5, started=1)
+
+
+def leave_everything(store: StoreFiles, log: Log) -> dict[str, int]:
+    """Leaves one of each kind; returns their sizes [bytes]."""
+    used = store.path / "segments" / f"{min(segment_files(store))}.h5"
+    (store.path / "segments" / f"{STRANGER}.h5").write_bytes(used.read_bytes())
+    (store.path / "trash" / f"{TRASHED}.0123abcd.h5").write_bytes(b"1234567")
+    (checkpoint_folder(store, 2) / "state.h5").write_bytes(b"12345")
+    work = store.path / "tmp" / dead().token("89abcdef")
+    (work / "folder").mkdir(parents=True)
+    (work / "folder" / "state.h5").write_bytes(b"123")
+    folders = [work, work / "folder"]
+    return {"segment": used.stat().st_size, "trash": 7, "pruned": 5, "work": 3, "folders": len(folders)}
+
+
+def test_a_store_after_saves_and_prunes_has_nothing_left_over(store, log):
+    before = snapshot(store.path)
+    assert store.leftovers() == store.compact() == NOTHING
+    assert not NOTHING
+    assert snapshot(store.path) == before
+    assert_holds(store, 3, log)
+
+
+def test_what_nobody_refers_to_is_found_and_freed_and_the_rest_stays(store, log):
+    before = snapshot(store.path)
+    sizes = leave_everything(store, log)
+    sizes.pop("folders")
+    dirty = snapshot(store.path)
+    found = store.leftovers()
+    assert snapshot(store.path) == dirty
+    assert found == Leftovers((dead().token("89abcdef"),), (STRANGER, TRASHED), ((RUN, 2),), sum(sizes.values()))
+    assert store.compact() == found
+    assert snapshot(store.path) == before
+    assert store.compact() == NOTHING
+    assert_holds(store, 3, log)
+
+
+def test_the_public_store_compacts_and_only_says_so_in_a_dry_run(store, log):
+    leave_everything(store, log)
+    dirty = snapshot(store.path)
+    public = Store(store.path)
+    found = public.compact(dry_run=True)
+    assert found
+    assert snapshot(store.path) == dirty
+    assert public.compact() == found
+    assert not public.compact(dry_run=True)
+
+
+def test_a_missing_store_is_not_made(tmp_path):
+    with pytest.raises(NotAStoreError):
+        Store(tmp_path / "none").compact()
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_a_save_in_progress_has_announced_stays(store, log):
+    store.write_run("other", run_record("other", id="e" * 32))
+    log.add(2)
+    prepared = store.prepare("other", state(log))
+    before = snapshot(store.path)
+    assert store.compact() == NOTHING
+    assert snapshot(store.path) == before
+    log.committed(store.publish("other", CommitDraft(None, 1), prepared))
+    assert_holds(store, 1, log, run="other")
+
+
+def test_what_a_dead_save_has_announced_and_made_goes_with_it(store, log):
+    log.add(2)
+    before = snapshot(store.path)
+    job = replace(store.prepare_job(RUN), owner=dead())
+    prepared = preparing.write_prepared(Disk(), job, state(log))
+    (made,) = segment_files(store) - {path.removesuffix(".h5").rpartition("/")[2] for path in before}
+    found = store.compact()
+    assert (found.work, found.segments) == ((prepared.folder.name,), (made,))
+    assert snapshot(store.path) == before
+
+
+def test_unfinished_work_of_another_machine_stays_for_a_day(store):
+    elsewhere = replace(dead(), host="elsewhere", boot_id="0" * 32)
+    work = store.path / "tmp" / elsewhere.token("89abcdef")
+    work.mkdir()
+    assert store.compact() == NOTHING
+    os.utime(work, (0, 0))
+    assert store.compact().work == (work.name,)
+    assert not work.exists()
+
+
+def test_a_used_segment_in_the_trash_is_read_and_comes_back(store, log):
+    used = min(segment_files(store))
+    shutil.move(store.path / "segments" / f"{used}.h5", store.path / "trash" / f"{used}.0123abcd.h5")
+    leave_everything(store, log)
+    store.compact()
+    assert used in segment_files(store)
+    assert_holds(store, 3, log)
+
+
+@pytest.mark.parametrize("name", ["commit.json", "leaves.json"])
+def test_nothing_is_freed_while_it_is_not_known_what_is_used(store, log, name):
+    path = checkpoint_folder(store, 3) / name
+    path.write_bytes(path.read_bytes()[:-9])
+    leave_everything(store, log)
+    before = snapshot(store.path)
+    store = StoreFiles.open(store.path)
+    for action in (store.leftovers, store.compact):
+        with pytest.raises(SegmentsKeptError, match="damaged"):
+            action()
+    assert snapshot(store.path) == before
+
+
+def test_a_disk_that_refuses_says_so_and_what_is_used_stays(store, log):
+    leave_everything(store, log)
+    with pytest.raises(StorageError) as caught:
+        StoreFiles.open(store.path, disk=RefusingDisk()).compact()
+    assert caught.value.errno == errno.EROFS
+    assert_holds(store, 3, log)
+    assert store.compact()
+    assert store.compact() == NOTHING
