@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import itertools
 import json
 import subprocess
 import sys
@@ -489,3 +490,12 @@ def test_import_leaves_torch_alone():
         "import sys, simckpt.state; assert not {'torch', 'gymnasium', 'mujoco', 'h5py', 'xxhash'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+@pytest.mark.parametrize("numbers", [(-9, 7), (0, 8, 16), (7, 15, 23, -9), (1, 9, 17, 2, 10)], ids=str)
+def test_a_small_set_of_numbers_iterates_as_before_whoever_came_first(numbers, kind):
+    for order in itertools.permutations(numbers):
+        before = kind(order)
+        encoded = encode({"set": before})
+        assert list(decode(encoded.leaves, encoded.structure)["set"]) == list(before)
