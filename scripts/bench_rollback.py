@@ -9,8 +9,10 @@ of episodes per evaluation, over all these kinds and for the worst of them:
   the first or second evaluation after it. All returns halve; `shifted` are collapses that take half the mean off and
   leave the scatter as wide as before, which is harder to see and beyond the bar.
 
-The last table has curves whose policy itself swings from evaluation to evaluation, which no rule can tell from a fall
-that lasts.
+Then come curves whose policy itself swings from evaluation to evaluation, which no rule can tell from a fall that
+lasts. The last table compares the targets: how many evaluations going back loses, and what the policy is truly worth
+there, where the curve rises for 40 evaluations and levels out, or rises to the end; and falls at once, or loses a
+quarter in the ten evaluations before it falls.
 
     python scripts/bench_rollback.py
 """
@@ -279,6 +281,7 @@ def main() -> None:
     )
     print(f"{sum(verdicts)} of {len(verdicts)} cells pass")
     print_swings(rng, args.curves // 2)
+    print_targets(rng, args.curves // 10)
     print(f"{time.perf_counter() - began:.0f} s")
 
 
@@ -293,6 +296,29 @@ def print_swings(rng: np.random.Generator, count: int) -> None:
             shares = [float(rule(returns).any(axis=1).mean()) for rule in RULES.values()]
             label = f"{trend.__name__} {size}, {memory}"
             print(f"{label:<24}" + "".join(f"{share:>22.1%}" for share in shares), flush=True)
+
+
+def print_targets(rng: np.random.Generator, count: int) -> None:
+    """Prints what each target of a policy loses, where 160 evaluations end in a collapse; cv 0.3 and 10 episodes."""
+    print("\ngoing back to (10 episodes, cv 0.3, normal; the most that the policy was worth is 1):")
+    print(f"{'curve':<24}" + "".join(f"{name + ': lost':>14}{'worth':>8}" for name in ("best", "last")))
+    for name, rising in (
+        ("levels out", np.minimum(np.arange(1, 161) / 40, 1.0)),
+        ("improving", np.linspace(0.2, 1, 160)),
+    ):
+        for slide in (0, 10):
+            worth = rising * np.concatenate([np.ones(160 - slide), np.linspace(1, 0.75, slide)])
+            means = np.concatenate([worth, 0.5 * worth[-1:], 0.5 * worth[-1:]])
+            chosen: dict[str, list[int]] = {"best": [], "last": []}
+            for returns in means[:, None] * normal(rng, 0.3, (count, len(means), 10)):
+                history = [Evaluation(step, tuple(each)) for step, each in enumerate(returns.tolist())]
+                checkpoints = [CheckpointFacts(str(each.step), each.step) for each in history]
+                moment = RollbackMoment(len(means), history, is_new=True, checkpoints=checkpoints)
+                for target, places in chosen.items():
+                    decision = RollbackPolicy("eval/return", target=target).decide(moment)
+                    places += [int(decision.target)] if decision.target is not None else []
+            shares = [f"{159 - np.median(each):>14.0f}{worth[each].mean():>8.2f}" for each in chosen.values()]
+            print(f"{name + (', slow fall' if slide else ', sudden fall'):<24}" + "".join(shares), flush=True)
 
 
 if __name__ == "__main__":

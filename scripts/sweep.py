@@ -17,11 +17,12 @@ import simckpt
 SCRIPTS = Path(__file__).parent
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("origin", help="checkpoint: its id, or run, run@latest, run@<step>")
     parser.add_argument("--script", default="train_ppo.py", choices=["train_ppo.py", "train_sac.py"])
     parser.add_argument("--store", type=Path, default=Path("experiments"))
+    parser.add_argument("--name", help="the branches are called <name>-<rate>; the origin's run by default")
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3])
     parser.add_argument("--rng", choices=["continue", "reseed"], default="continue")
     parser.add_argument("--engine", choices=["local", "ray", "slurm"], default="local", help="where the branches run")
@@ -31,14 +32,15 @@ def main() -> None:
     args, flags = parser.parse_known_args()
 
     origin = simckpt.Store(args.store).checkpoint(args.origin)
-    rates = {f"{origin.run}-{rate:g}": {"learning_rate": rate} for rate in args.learning_rates}
+    # :g would give two rates that agree in six digits one name
+    rates = {f"{args.name or origin.run}-{rate}": {"learning_rate": rate} for rate in args.learning_rates}
     engines = {
         "local": lambda: simckpt.LocalEngine(args.workers),
         "ray": lambda: simckpt.RayEngine(),
         # its jobs outlive this program
         "slurm": lambda: contextlib.nullcontext(simckpt.SlurmEngine(args.logs / "slurm", cpus_per_task=1)),
     }
-    print(f"{len(rates)} branches of {origin!r}; what they print is in {args.logs}/")
+    print(f"{', '.join(rates)} from {origin!r}; what they print is in {args.logs}/")
     with engines[args.engine]() as engine:
         result = simckpt.fan_out(
             origin,
@@ -50,8 +52,14 @@ def main() -> None:
             logs=args.logs,
         )
     print(result)
-    sys.exit(0 if result.complete else 1)
+    return 0 if result.complete else 1
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except simckpt.SimckptError as error:
+        sys.exit(f"sweep.py: {error}")
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where the branches are", file=sys.stderr)
+        sys.exit(130)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import simckpt.state.streams  # noqa: F401
 
 if TYPE_CHECKING:
+    from simckpt.archive import Archive
     from simckpt.branching.engines import LocalEngine
     from simckpt.branching.fan_out import fan_out
     from simckpt.branching.hyperparameters import Hyperparameters
@@ -17,9 +18,13 @@ if TYPE_CHECKING:
     from simckpt.branching.slurm import SlurmEngine
     from simckpt.checkpoint import Checkpoint
     from simckpt.checkpointer import Checkpointer
+    from simckpt.comparison import compare
+    from simckpt.decisions import evaluations_of
     from simckpt.errors import (
         BranchWarning,
+        DamageWarning,
         ReplayWarning,
+        RollbackLimitError,
         RolledBack,
         SaveFailedWarning,
         SimckptError,
@@ -58,11 +63,13 @@ if TYPE_CHECKING:
 
 # the names live in modules that are imported when first used, so that `import simckpt` needs neither torch nor mujoco
 _MODULES = {
+    "Archive": "archive",
     "AtSteps": "policies",
     "BranchWarning": "errors",
     "Call": "policies",
     "Checkpoint": "checkpoint",
     "Checkpointer": "checkpointer",
+    "DamageWarning": "errors",
     "EXIT_REQUEUE": "signals",
     "EveryMinutes": "policies",
     "EverySteps": "policies",
@@ -87,6 +94,7 @@ _MODULES = {
     "ReplayBuffer": "replay",
     "ReplayWarning": "errors",
     "Reseed": "policies",
+    "RollbackLimitError": "errors",
     "RollbackPolicy": "policies",
     "RolledBack": "errors",
     "Run": "run",
@@ -102,6 +110,8 @@ _MODULES = {
     "UpkeepWarning": "errors",
     "VersionWarning": "errors",
     "async_worker": "sim",
+    "compare": "comparison",
+    "evaluations_of": "decisions",
     "fan_out": "branching.fan_out",
     "make_vec": "sim",
     "register_adapter": "sim",
@@ -113,11 +123,13 @@ _PACKAGES = ("plots", "testing")
 
 __version__ = "0.1.0"
 __all__ = [
+    "Archive",
     "AtSteps",
     "BranchWarning",
     "Call",
     "Checkpoint",
     "Checkpointer",
+    "DamageWarning",
     "EXIT_REQUEUE",
     "EveryMinutes",
     "EverySteps",
@@ -142,6 +154,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayWarning",
     "Reseed",
+    "RollbackLimitError",
     "RollbackPolicy",
     "RolledBack",
     "Run",
@@ -157,6 +170,8 @@ __all__ = [
     "UpkeepWarning",
     "VersionWarning",
     "async_worker",
+    "compare",
+    "evaluations_of",
     "fan_out",
     "make_vec",
     "register_adapter",

@@ -45,7 +45,7 @@ def checked_metrics(metrics: Any, *, limit: int | None = None) -> dict[str, floa
         if value is None:
             continue
         try:
-            checked[str(name)] = float(value)
+            checked[str(name)] = _number(value)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise ConfigurationError(f"metric {name!r} is no number: {_shown(value)}", keys=[str(name)]) from error
     if limit is not None and (size := len(json.dumps(checked))) > limit:
@@ -65,11 +65,14 @@ def per_episode(metrics: Any) -> dict[str, tuple[float, ...]]:
         try:
             if not isinstance(value, list | tuple | deque) and not getattr(value, "ndim", None):
                 continue
+            _refuse_other_kinds(value)
             # a tensor on a GPU, in a graph or of a dtype that numpy lacks does not become an array by itself
             plain = value.detach().cpu().double() if hasattr(value, "detach") else value
+            if isinstance(plain, np.ndarray) and plain.dtype.kind == "O":
+                plain = plain.tolist()
             # one by one, for numpy takes None for NaN
             values = np.asarray(
-                [float(each) for each in plain] if isinstance(plain, list | tuple | deque) else plain, "float64"
+                [_number(each) for each in plain] if isinstance(plain, list | tuple | deque) else plain, "float64"
             )
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             message = f"metric {name!r} is no sequence of numbers: {_shown(value)}"
@@ -79,6 +82,20 @@ def per_episode(metrics: Any) -> dict[str, tuple[float, ...]]:
             raise ConfigurationError(message, keys=[str(name)])
         found[str(name)] = tuple(values.tolist())
     return found
+
+
+def _number(value: Any) -> float:
+    """Returns a number, or a text that is one, as a float; raises TypeError for complex numbers and times, too."""
+    _refuse_other_kinds(value)
+    return float(value)
+
+
+def _refuse_other_kinds(value: Any) -> None:
+    """Raises TypeError for complex numbers and times, of which numpy and torch make real numbers in silence."""
+    dtype = getattr(value, "dtype", None)
+    # numpy's letters for complex numbers and times; torch's dtypes have none
+    if getattr(dtype, "kind", "") in tuple("cmM") or getattr(dtype, "is_complex", False):
+        raise TypeError(f"a {type(value).__name__} is no real number")
 
 
 def _shown(value: Any) -> str:

@@ -228,12 +228,13 @@ class Writer:
         self._prepare = prepare
         self._protections = protections
         self._run_id = run_id
+        self._passed: set[int] = set()
 
     def read_line(self) -> dict[int, StoreError]:
         """Reads which commit is the head and which checkpoints are on its line; returns the damaged records."""
         damaged: dict[int, StoreError] = {}
         records = self._files.records(self._run, damaged=damaged)
-        line = ancestry(records)
+        line = ancestry([record for record in records if record.seq not in self._passed])
         self.head = line[-1].id if line else None
         # kept, for reading them anew takes longer with each save
         self.line = [record for record in line if isinstance(record, CommitRecord)]
@@ -241,6 +242,13 @@ class Writer:
             record for record in records if isinstance(record, CommitRecord) and not may_be_head(record)
         ]
         return damaged
+
+    def go_on_from(self, id: str | None) -> None:
+        """Takes a commit, or the run's origin if None, for the head: whatever else there is now is left behind."""
+        records = self._files.records(self._run, damaged={})
+        line = [] if id is None else ancestry(records, to=id)
+        self._passed = set(self._files.sequence(self._run)) - {record.seq for record in line}
+        self.read_line()
 
     def write(self, snapshot: Snapshot) -> Checkpoint:
         """Returns the checkpoint of a snapshot; raises what `StoreFiles.commit` raises."""

@@ -34,6 +34,7 @@ _FIELDS: Mapping[int, tuple[str, ...]] = {
     for kind, record in ((_TOMBSTONE, TombstoneRecord), (_COMMIT, CommitRecord))
 }
 _FILES = _FIELDS[_COMMIT].index("files")
+_LEVELS = sealed.LEVELS + 1  # a rollback is a dict of typed values
 _ROLLBACK = {kind: names.index("rollback") for kind, names in _FIELDS.items()}
 # another version of simckpt, whose records have other fields, builds its catalog anew
 _SCHEMA = json.dumps([*_FIELDS.values(), *(each.name for each in dataclasses.fields(FileRecord))])
@@ -255,12 +256,12 @@ def _body(record: Record) -> tuple[int, str]:
     values: list[Any] = [getattr(record, name) for name in _FIELDS[kind]]
     if kind == _COMMIT:
         values[_FILES] = [dataclasses.astuple(file) for file in values[_FILES]]
-    values[_ROLLBACK[kind]] = sealed.to_json(values[_ROLLBACK[kind]])
+    values[_ROLLBACK[kind]] = sealed.to_json(values[_ROLLBACK[kind]], levels=_LEVELS)
     return kind, json.dumps(values)
 
 
 def _record(kind: int, values: list[Any]) -> Record:
-    values[_ROLLBACK[kind]] = sealed.from_json(values[_ROLLBACK[kind]])
+    values[_ROLLBACK[kind]] = sealed.from_json(values[_ROLLBACK[kind]], levels=_LEVELS)
     if kind == _TOMBSTONE:
         return TombstoneRecord(*values)
     values[_FILES] = tuple([FileRecord(*file) for file in values[_FILES]])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from simckpt import presentation, provenance, state
 from simckpt.arguments import checked_metrics
-from simckpt.errors import LeafNotFoundError, VersionWarning
+from simckpt.errors import ConfigurationError, DamagedError, LeafNotFoundError, VersionWarning
 from simckpt.policies import CheckpointFacts
 from simckpt.restore import Adjustment, BoundComponent, apply, bind
+from simckpt.storage import exports
 from simckpt.storage.marks import UNMARKED
 from simckpt.suggest import nearest
 
@@ -48,11 +49,13 @@ class Checkpoint:
         record: CommitRecord,
         *,
         marks: Callable[[], Mapping[str, Marks]] | None = None,
+        evicted: Callable[[], Collection[int]] | None = None,
     ) -> None:
         self._files = files
         self._record = record
         self._known_marks = marks  # of the whole run, where many checkpoints are made at once
         self._own_marks: Marks | None = None
+        self._evicted = evicted  # the same for numbers
         self.run = run
         self.id = record.id
         self.seq = record.seq
@@ -93,6 +96,15 @@ class Checkpoint:
     def pinned(self) -> bool:
         """Whether it is protected from pruning by policy."""
         return self._marks.pinned
+
+    @property
+    def tier(self) -> str:
+        """Where its state is: "local", or "archive", from which it comes back by itself when it is read.
+
+        Of a checkpoint that was listed with others it is what held at that time.
+        """
+        evicted = self._files.evicted(self.run) if self._evicted is None else self._evicted()
+        return "archive" if self.seq in evicted else "local"
 
     @property
     def _marks(self) -> Marks:
@@ -284,30 +296,45 @@ class Checkpoint:
             experiment: an id of your own that groups runs; that of this checkpoint by default.
 
         Raises:
-            ConfigurationError: overrides of unknown keys or of wrong types, all of them; or another `rng`.
+            ConfigurationError: overrides of unknown keys, of wrong types or not finite, all of them; or another `rng`.
             InvalidNameError: the name cannot be a folder.
             ConflictError: a run of that name exists, or this checkpoint is being pruned.
             CheckpointNotFoundError: it has been pruned.
             StorageError: the disk refused; there is no such run then.
+
+        Warns:
+            BranchWarning: an override of a key that holds the name of this checkpoint's run.
         """
         from simckpt.branching.branch import branch
+        from simckpt.store import Store
 
+        if store is not None and not isinstance(store, Store):
+            message = f"store is a simckpt.Store, such as simckpt.Store({str(store)!r}), got {store!r}"
+            raise ConfigurationError(message, keys=["store"])
         files = self._files if store is None else store.made()
         return branch(self, name, overrides or {}, rng=rng, files=files, experiment=experiment)
 
-    def export(self, path: str | os.PathLike[str]) -> Path:
+    def export(self, path: str | os.PathLike[str], *, to: str | None = None) -> Path:
         """Returns the path of a new file that holds this checkpoint by itself, rows of replay buffers included.
 
-        HDF5 that any viewer opens; `Store.import_checkpoint` takes it. Every byte is verified on the way, and the whole
-        checkpoint is held in memory.
+        `Store.import_checkpoint` takes it, whatever its form. Every byte is verified on the way, and none but a few MB
+        of it are in memory at a time. Other tools read "h5" with any HDF5 viewer, "pt" by
+        `torch.load(path, weights_only=True)["state"]["agent"]`, and "safetensors" as tensors named `agent/<name>`.
+
+        Args:
+            path: of the new file.
+            to: "h5", "pt" or "safetensors"; by default what the path ends in, and "h5" otherwise.
 
         Raises:
+            ConfigurationError: another form.
             ConflictError: the path exists; nothing is replaced.
+            UnsupportedFormatError: "pt" needs torch.
             DamagedError: the checkpoint's files are damaged; nothing was written.
             StorageError: the disk refused; there is no such file then.
         """
         target = Path(path).expanduser()
-        self._files.export(self.run, self.seq, target, metrics=self.metrics)
+        form = exports.form_of(target, to)
+        self._files.export(self.run, self.seq, target, metrics=self.metrics, to=form)
         return target
 
     def restore(self, components: Mapping[str, Any]) -> None:
@@ -321,7 +348,8 @@ class Checkpoint:
             components: {name: live object} as registered with `Run.checkpointer`.
 
         Raises:
-            DamagedError: the files are damaged.
+            DamagedError: the files are damaged; it names all damaged leaves, and the newest checkpoint of the run that
+                comes back whole, for which all of that one is read.
             StateMismatchError: the state does not fit; all differences are listed.
             RestoreError: a component failed halfway; everything was put back.
             CaptureError: the undo copy could not be taken; nothing was touched.
@@ -330,7 +358,13 @@ class Checkpoint:
         Warns:
             VersionWarning: saved with other versions or on another machine.
         """
-        self.restore_bound(bind(components))
+        try:
+            self.restore_bound(bind(components))
+        except DamagedError as error:
+            from simckpt.maintenance.fallback import name_intact
+
+            name_intact(error, self)
+            raise
 
     def restore_bound(self, bound: Mapping[str, BoundComponent], adjustment: Adjustment | None = None) -> None:
         """Does what `restore` does, for components that are bound already; `adjustment` says what is to differ.

@@ -17,6 +17,8 @@ from simckpt.decisions import Decisions, check_arguments, checked_metrics
 from simckpt.errors import (
     ConfigurationError,
     ConflictError,
+    DamagedError,
+    FormatError,
     HalfRestoredError,
     RollbackLimitError,
     RolledBack,
@@ -27,8 +29,9 @@ from simckpt.errors import (
     UpkeepWarning,
 )
 from simckpt.loop_end import LoopEnd
+from simckpt.maintenance.fallback import FALL_BACK, Search
 from simckpt.policies import KeepAll, KeepPolicy, Moment, RollbackDecision, RollbackPolicy, SavePolicy
-from simckpt.resuming import place_to_resume
+from simckpt.resuming import adjustment_of
 from simckpt.rollback import Rollbacks
 from simckpt.saver import Saver
 
@@ -83,6 +86,7 @@ class Checkpointer:
         self.components = dict(components)
         self.restored_from: str | None = None
         self._run = run
+        self._files = files
         self._claim = claim
         self._save_when = save_when
         self._background = background
@@ -102,6 +106,7 @@ class Checkpointer:
         self._must_restore = bool(self._saver.writer.head or damaged or run.record.origin)
         self._put_off = ""  # why a save is due that had to wait for another one
         self._last_step = 0
+        self._set_at = 0  # the step at which hyperparameters were set last
         self._entered = False
         self._pid = os.getpid()
         for seq, error in sorted(damaged.items()):
@@ -135,6 +140,7 @@ class Checkpointer:
 
         Raises:
             ConflictError: another writer has committed to this run.
+            OverrideNotAppliedError: a hyperparameter that a branch or a rollback has changed is not in force any more.
             SystemExit: a signal asked for it.
         """
         if os.getpid() != self._pid:
@@ -142,8 +148,11 @@ class Checkpointer:
         asked = self.stop_requested
         try:
             if isinstance(error, Exception) and not isinstance(error, RolledBack):
-                self._save_post_mortem(error)
+                self._save_post_mortem(error, {})
             self._finish(raising=error is None)
+            if error is None and self._hyperparameters is not None:
+                self._warn_if_unproven("has ended at", again=True)
+                self._hyperparameters.verify()
         finally:
             self._entered = False
             # once the process is to exit with a code, a second signal must not give it another one
@@ -189,27 +198,49 @@ class Checkpointer:
         """The hyperparameters in force now; a rollback may have changed them since `Run.configure`."""
         return self._run.hyperparameters_in_force
 
-    def restore_latest(self) -> Checkpoint | None:
+    def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
         """Returns the checkpoint that was put into the live objects, or None if the run has none yet.
 
-        A branch that has none of its own starts from its origin. Then, and after a rollback, the hyperparameters that
-        were changed are set and found to be in force; the next calls of `step` make sure that they still are.
+        A branch that has none of its own starts from its origin. Then, after a rollback, and where a free key was given
+        another value, the hyperparameters that were changed are set and found to be in force; at later starts the state
+        has them already. The next calls of `step` make sure that they still are.
+
+        If the newest checkpoint is damaged, the run goes on from the newest of its ancestors that comes back whole; the
+        next save has that one as its parent, and what was damaged is left behind. Hyperparameters that only a rollback
+        among the damaged ones had changed are what they were before: read them from `hyperparameters`.
+
+        Args:
+            damaged: "fall back" to an older checkpoint, or "raise".
 
         Raises:
             StateMismatchError: names, keys or shapes differ from the checkpoint's; nothing was touched.
             OverrideNotAppliedError: a changed hyperparameter is not in force; everything was put back.
             RestoreError: a component failed halfway; everything was put back.
-            DamagedError: the checkpoint's files are damaged.
+            DamagedError: the files of all checkpoints are damaged, or with "raise" those of the newest; nothing was
+                touched.
             HalfRestoredError: a component failed halfway and could not be put back.
 
         Warns:
-            BranchWarning: parts stay as the program made them, for an overridden hyperparameter changes their shape.
+            DamageWarning: newer checkpoints are damaged; all of them are named, and the one that the run goes on from.
+            BranchWarning: parts stay as the program made them, for an overridden hyperparameter changes their shape; or
+                the run's own state does not have the value of one that was changed before.
         """
         self._saver.collect(wait=True)
-        place = place_to_resume(self._run, self._hyperparameters)
-        if place is None:
-            return None
-        checkpoint, adjustment = place
+        search = Search(self._run, self._files, damaged=damaged)
+        while (checkpoint := search.next()) is not None:
+            try:
+                self._restore(checkpoint)
+            except (DamagedError, FormatError) as error:
+                search.pass_over(checkpoint, error)
+                continue
+            search.tell(checkpoint)
+            break
+        return checkpoint
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        adjustment = adjustment_of(self._run, checkpoint, self._hyperparameters)
+        if self._rollbacks is not None:
+            self._rollbacks.note_beginning()
         bound = self._saver.bound
         extra = [name for name in checkpoint.components() if name not in bound]
         if extra:
@@ -218,12 +249,13 @@ class Checkpointer:
             raise StateMismatchError(message + "\n  ".join(problems), problems=problems)
         checkpoint.restore_bound(bound, adjustment)
         self._saver.restored(checkpoint, untouched=adjustment.untouched)
+        if self._saver.writer.head not in (checkpoint.id, None):
+            self._saver.go_on_from(checkpoint)
         self._must_restore = False
         self._put_off = ""
-        self._last_step = checkpoint.step
+        self._last_step = self._set_at = checkpoint.step
         self.restored_from = checkpoint.id
         self._run.log("restored", checkpoint=checkpoint.id, step=checkpoint.step)
-        return checkpoint
 
     def read_line(self) -> None:
         """Takes note that checkpoints were pruned by somebody else of this process."""
@@ -257,7 +289,9 @@ class Checkpointer:
             OverrideNotAppliedError: a hyperparameter that a branch or a rollback has changed is not in force any more.
             RolledBack: the run went back.
             RollbackLimitError: the run would have to go back once more than it may; it was closed.
-            RestoreError, StoreError: going back failed; the head is what it was.
+            RestoreError, StoreError, UnsupportedStateError: going back failed; the head and the live objects are what
+                they were.
+            HalfRestoredError: going back failed, and something could not be put back; the head is what it was.
             SystemExit: a signal asked for it.
         """
         begun, previous = time.monotonic(), self._last_step
@@ -273,7 +307,7 @@ class Checkpointer:
             if verdict.action == "roll back":
                 return self._go_back(verdict, begun=begun)
             if verdict.action == "stop":
-                self._stop(verdict)
+                self._stop(verdict, known)
         if moment.signal is not None:
             self._put_off = ""
             self._end.save_and_exit(moment, self._save_when.remember(moment))
@@ -305,11 +339,13 @@ class Checkpointer:
         Raises:
             UnsupportedStateError: something in the state cannot be captured.
             StorageError: the disk refused; the checkpoints before this one are untouched.
-            ConfigurationError, ConflictError: as `step`.
+            ConfigurationError, ConflictError, OverrideNotAppliedError: as `step`.
         """
         begun = time.monotonic()
         known, _ = self._check(step, metrics)
         self._saver.collect(wait=True)
+        if self._hyperparameters is not None:
+            self._hyperparameters.verify()
         save = self._begin(self._moment(known), "asked for", begun=begun, explain=True)
         try:
             return save.wait()
@@ -376,8 +412,14 @@ class Checkpointer:
 
     def _begin(self, moment: Moment, reason: str, *, begun: float, explain: bool = False) -> Save:
         self._put_off = ""
+        self._warn_if_unproven("saves")
         remembered = self._save_when.remember(moment)
         return self._saver.begin(moment, reason, begun=begun, explain=explain, remembered=remembered)
+
+    def _warn_if_unproven(self, what: str, *, again: bool = False) -> None:
+        # without a step since, nothing can have been trained
+        if self._hyperparameters is not None and self._last_step > self._set_at:
+            self._hyperparameters.warn_if_unproven(f"run {self._run.name!r} {what} step {self._last_step}", again=again)
 
     def _note_busy(self, moment: Moment, reason: str) -> None:
         if self._when_busy == "skip":
@@ -395,19 +437,21 @@ class Checkpointer:
             self._end.exit(
                 asked, step, f"the run was to go back ({verdict.reason}), which is done at the next start: {problem}"
             )
+        # after Ctrl-C nobody knows whether the live objects are what the head is
+        must_restore, self._must_restore = self._must_restore, True
         try:
             plan = self._rollbacks.plan(verdict, step)
-            self._rollbacks.restore(plan)
-            # from here on the live objects are not what the head is
-            self._must_restore = True
-            save = self._rollbacks.commit(plan, begun=begun)
+            save = self._rollbacks.go_back(plan, begun=begun)
         except Exception as error:
-            self._must_restore = self._must_restore or isinstance(error, HalfRestoredError)
-            self._run.log("rollback failed", step=step, reason=verdict.reason, error=str(error))
+            self._must_restore = must_restore or isinstance(error, HalfRestoredError)
+            # warnings may be errors: what went wrong is to come out all the same
+            with contextlib.suppress(Warning):
+                self._run.log("rollback failed", step=step, reason=verdict.reason, error=str(error))
             error.add_note(f"run {self._run.name!r} was going back from step {step}: {verdict.reason}")
             raise
         self._must_restore, self._put_off = False, ""
-        self._last_step, self.restored_from = plan.target.step, plan.target.id
+        self._last_step = self._set_at = plan.target.step
+        self.restored_from = plan.target.id
         self._run.log(
             "rolled back",
             checkpoint=save.wait().id,
@@ -426,19 +470,21 @@ class Checkpointer:
         self._run.close()
         raise self._rollbacks.error(plan)
 
-    def _stop(self, verdict: RollbackDecision) -> NoReturn:
+    def _stop(self, verdict: RollbackDecision, metrics: Mapping[str, float]) -> NoReturn:
         count = len(self._decisions.rollbacks)
-        self._run.log("stopped", step=self._last_step, reason=verdict.reason, rollbacks=count)
-        self._run.close()
         message = f"run {self._run.name!r} was stopped at step {self._last_step}: {verdict.reason}"
-        raise RollbackLimitError(
+        error = RollbackLimitError(
             message, run=self._run.name, step=self._last_step, rollbacks=count, reason=verdict.reason
         )
+        self._save_post_mortem(error, metrics)
+        self._run.log("stopped", step=self._last_step, reason=verdict.reason, rollbacks=count)
+        self._run.close()
+        raise error
 
-    def _save_post_mortem(self, error: Exception) -> None:
+    def _save_post_mortem(self, error: Exception, metrics: Mapping[str, float]) -> None:
         """Saves what an exception left behind, if a policy wants that; never raises anything of its own."""
         if self._must_restore or not self._claim.held or self._run.writer is not self:
             return
         with contextlib.suppress(ConflictError):
             self._saver.collect(wait=True)
-        self._end.save_post_mortem(self._moment({}, exception=f"{type(error).__name__}: {error}"))
+        self._end.save_post_mortem(self._moment(metrics, exception=f"{type(error).__name__}: {error}"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simckpt import presentation, state
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import StoreError
+from simckpt.errors import FormatError, StoreError
 from simckpt.storage import blocks, digests
 
 if TYPE_CHECKING:
@@ -209,6 +209,8 @@ def _outline(checkpoint: Checkpoint, leaves: Mapping[str, LeafRecord]) -> tuple[
         digest = leaf.digest or digests.digest(blocks.flat(checkpoint.leaf(leaf.path).data))
         return f"{leaf.kind} {leaf.dtype} {leaf.shape} {digest}"
 
+    if STRUCTURE not in by_key:
+        raise FormatError(f"checkpoint {checkpoint.id} has a component without structure: {next(iter(leaves))!r}")
     structure = checkpoint.leaf(by_key[STRUCTURE].path).data.tobytes()
     return state.outline(structure, identity)
 

@@ -9,7 +9,10 @@ import json
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from simckpt.errors import ConfigurationError
+from simckpt.policies.arguments import unboxed
 
 Arguments = TypeVar("Arguments")
 
@@ -34,8 +37,13 @@ def values_of(args: Any) -> dict[str, Any]:
 
 
 def plain(key: str, value: Any) -> Any:
-    """Returns the value as JSON gives it back: tuples become lists, nothing else changes."""
+    """Returns the value as JSON gives it back: tuples become lists, numpy's scalars plain numbers, the rest stays.
+
+    Raises:
+        ConfigurationError: JSON cannot hold it exactly.
+    """
     try:
+        value = unboxed(value)
         written = json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         message = f"hyperparameter {key!r} is a {type(value).__name__}, which JSON cannot hold; use numbers, strings, "
@@ -124,15 +132,20 @@ def with_values(args: Arguments, values: Mapping[str, Any]) -> Arguments:
         current = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
         changed = copy.copy(args)
         for key, value in values.items():
-            if key in current and not _same(plain(key, current[key]), value):
+            if key in current and _differs(key, current[key], value):
                 object.__setattr__(changed, key, _like(current[key], value))
         return changed
     fresh: Any = copy.copy(args) if isinstance(args, argparse.Namespace) else dict(cast(Mapping[str, Any], args))
     target: MutableMapping[str, Any] = vars(fresh) if isinstance(fresh, argparse.Namespace) else fresh
     for key, value in values.items():
-        if key not in target or not _same(plain(key, target[key]), value):
+        if key not in target or _differs(key, target[key], value):
             target[key] = _like(target.get(key), value)
     return cast(Arguments, fresh)
+
+
+def _differs(key: str, current: Any, value: Any) -> bool:
+    # a numpy scalar gives way to the plain number that the run keeps
+    return isinstance(current, np.generic | np.ndarray) or not _same(plain(key, current), value)
 
 
 def _like(current: Any, value: Any) -> Any:

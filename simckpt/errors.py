@@ -19,10 +19,13 @@
         ├── RunNotFoundError         (KeyError)
         ├── CheckpointNotFoundError  (KeyError)
         ├── LeafNotFoundError        (KeyError)
+        ├── ExportNotFoundError      (FileNotFoundError)
         ├── FormatError              (ValueError)  a record that does not follow FORMAT.md
         │   └── UnsupportedFormatError             written by a newer simckpt, or with a feature this one lacks
         ├── DamagedError             (ValueError)  bytes differ from their digest, or are missing
-        │   └── SegmentMissingError                files of shared rows are gone
+        │   ├── SegmentMissingError                files of shared rows are gone
+        │   └── ArchiveDamagedError                the copy in the archive is damaged or gone
+        ├── ArchiveUnavailableError  (ConnectionError)  the archive cannot be reached, or refuses; nothing was lost
         ├── ConflictError                          another writer committed first
         ├── RunLockedError                         another process is writing this run
         └── StorageError             (OSError)     the disk refused
@@ -33,7 +36,8 @@
     ├── SaveFailedWarning          a due save failed, training goes on
     ├── UpkeepWarning              the save is in the store; pruning, the log or a rollback failed
     ├── ReplayWarning              a replay buffer was saved whole again, or restored without its oldest rows
-    ├── BranchWarning              a branch does not take over parts of its origin's state
+    ├── DamageWarning              newer checkpoints are damaged, training goes on from an older one
+    ├── BranchWarning              a branch leaves parts of its origin's state, or has an override that looks wrong
     └── VersionWarning             the checkpoint is from another machine or other versions
 
 `simckpt.testing` adds InexactResumeError, InexactRollbackError, TrainingFailedError and UncoveredStateWarning.
@@ -171,7 +175,10 @@ class RolledBack(SimckptError):
 
 
 class RollbackLimitError(SimckptError):
-    """Training has gone wrong again, and the policy allows no further rollback; the run was closed as it was.
+    """Training has gone wrong again, and the policy allows no further rollback; the run was closed.
+
+    The head is the newest checkpoint from before. Where `save_when` has an `OnException`, the state that training had
+    come to was kept for a post-mortem.
 
     Attributes:
         run: the run's name.
@@ -242,6 +249,10 @@ class LeafNotFoundError(StoreError, KeyError):
     """The checkpoint has no leaf or component of that path."""
 
 
+class ExportNotFoundError(StoreError, FileNotFoundError):
+    """There is no file of an exported checkpoint at that path."""
+
+
 class FormatError(StoreError, ValueError):
     """A record does not follow FORMAT.md."""
 
@@ -256,7 +267,10 @@ class DamagedError(StoreError, ValueError):
     Attributes:
         path: the damaged file.
         leaves: the paths of the damaged leaves, empty if the damage is in a record.
+        intact: id of the newest checkpoint of the run that comes back whole, where a restore has looked for it.
     """
+
+    intact: str | None = None
 
     def __init__(self, message: str, *, path: str | os.PathLike[str], leaves: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -281,6 +295,14 @@ class SegmentMissingError(DamagedError):
     ) -> None:
         super().__init__(message, path=path, leaves=leaves)
         self.ids = tuple(ids)
+
+
+class ArchiveDamagedError(DamagedError):
+    """What an archive holds of a checkpoint is damaged or gone; files of the store are as they were."""
+
+
+class ArchiveUnavailableError(StoreError, ConnectionError):
+    """An archive cannot be reached, or refuses: try again. Nothing was lost, and nothing is half restored."""
 
 
 class ConflictError(StoreError):
@@ -339,8 +361,12 @@ class ReplayWarning(SimckptWarning):
     """Saved rows of a replay buffer have changed, so all were saved again; or a restore had to drop the oldest rows."""
 
 
+class DamageWarning(SimckptWarning):
+    """The newest checkpoints of a run are damaged; it goes on from the newest one that is not, which is named."""
+
+
 class BranchWarning(SimckptWarning):
-    """A branch does not take over some parts of its origin's state, for an override changes their shape."""
+    """A branch does not take over some parts of its origin's state, or an override looks lost or like a mistake."""
 
 
 class VersionWarning(SimckptWarning):

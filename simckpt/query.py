@@ -42,6 +42,7 @@ FIELDS: Mapping[str, str] = {
     "created": "moment",
     "duration": "number",
     "size": "number",
+    "tier": "text",
     "host": "text",
     "device": "text",
     "experiment": "text",

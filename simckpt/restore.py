@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simckpt import state
+from simckpt import shapes, state
 from simckpt.errors import (
     ConfigurationError,
     HalfRestoredError,
@@ -43,11 +43,16 @@ class Adjustment:
         seed: a text from which all random streams are derived anew, each by its place; None leaves them as saved.
         untouched: components, or `component/variable` of a `LoopState`, that stay as the program has them.
         then: called once all is restored, to set hyperparameters; if it raises, everything is put back.
+        beginnings: {one of `untouched`: its state tree at the beginning, to which it returns instead}.
+        changed: {hyperparameter: (value that the state was saved under, value of the program)} of what may change
+            shapes. What does not fit for that is refused, in variables of loops too, which take any shape otherwise.
     """
 
     seed: str | None = None
     untouched: frozenset[str] = frozenset()
     then: Callable[[], None] | None = None
+    beginnings: Mapping[str, Any] = field(default_factory=dict)
+    changed: shapes.Changed = field(default_factory=dict)
 
 
 def bind(components: Mapping[str, Any]) -> dict[str, BoundComponent]:
@@ -133,21 +138,25 @@ class Explanations:
         return {path: text for texts in self._texts.values() for path, text in texts.items()}
 
 
-def rehearse(bound: Mapping[str, BoundComponent]) -> None:
-    """Captures every component and checks that it could be restored from that; changes nothing.
+def rehearse(bound: Mapping[str, BoundComponent], states: Mapping[str, Any] | None = None) -> None:
+    """Captures every component and checks that it could be restored from that, or from a given state; changes nothing.
 
     Of a log the capture alone is tried, for its state comes back only from files.
+
+    Args:
+        bound: the components.
+        states: {component: its state tree}, captured from these components at another time.
 
     Raises:
         UnsupportedStateError: a component that cannot be captured, or that would not take back its own state.
     """
     for name, component in bound.items():
-        tree = component.handle.capture()
+        live = component.handle.capture()
         if component.order == LOGS:
             continue
-        encoded = state.encode(tree)
+        encoded = state.encode(live if states is None else states[name])
         try:
-            component.handle.validate(state.decode(encoded.leaves, encoded.structure, template=tree))
+            component.handle.validate(state.decode(encoded.leaves, encoded.structure, template=live))
         except SimckptError as error:
             message = f"component {name!r} can be captured, but would not take back its own state: {error}"
             raise UnsupportedStateError(message, path=name, type_name=type(component.handle).__name__) from error
@@ -177,11 +186,21 @@ def apply(
     """
     adjustment = Adjustment() if adjustment is None else adjustment
     kept = _kept_variables(bound, adjustment.untouched)
-    bound = {name: component for name, component in bound.items() if name not in adjustment.untouched}
+    beginnings = {name: state.copy_tree(tree) for name, tree in adjustment.beginnings.items()}
+    stays = adjustment.untouched - beginnings.keys()
+    bound = {name: component for name, component in bound.items() if name not in stays}
     undo = capture({name: component for name, component in bound.items() if component.order != LOGS})
-    states = decode(bound, saved, undo, source=source)
-    _adjust(states, undo, kept, adjustment.seed)
-    _validate(bound, states, source=source)
+    states = decode(
+        {name: bound[name] for name in bound if name not in beginnings},
+        saved,
+        undo,
+        source=source,
+        adjustment=adjustment,
+    )
+    live = {name: undo[name] | _variables(beginnings, name) for name in kept}
+    _adjust(states, live, kept, adjustment.seed)
+    states |= {name: tree for name, tree in beginnings.items() if name in bound}
+    _validate(bound, states, undo, source=source, adjustment=adjustment)
     touched: list[str] = []
     doing = ""
     try:
@@ -210,12 +229,17 @@ def _kept_variables(bound: Mapping[str, BoundComponent], untouched: frozenset[st
         if name not in bound:
             message = f"{place!r} cannot be left as it is: there is no such component{nearest(place, bound)}"
             raise ConfigurationError(message, keys=[place])
-        if not isinstance(getattr(bound[name].handle, "obj", None), state.LoopState):
+        if not _is_loop(bound[name]):
             message = f"{place!r} cannot be left as it is: {name!r} is no LoopState; leave the whole component as it is"
             raise ConfigurationError(message, keys=[place])
         if name not in untouched:
             kept.setdefault(name, []).append(variable)
     return kept
+
+
+def _variables(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns those of a component, by their names in it, from values by `component/variable`."""
+    return {path.removeprefix(f"{name}/"): value for path, value in values.items() if path.startswith(f"{name}/")}
 
 
 def _adjust(states: dict[str, Any], live: Mapping[str, Any], kept: Mapping[str, list[str]], seed: str | None) -> None:
@@ -234,17 +258,45 @@ def _adjust(states: dict[str, Any], live: Mapping[str, Any], kept: Mapping[str, 
                     states[name][variable] = live[name][variable]
 
 
-def _validate(bound: Mapping[str, BoundComponent], states: Mapping[str, Any], *, source: str) -> None:
+def _validate(
+    bound: Mapping[str, BoundComponent],
+    states: Mapping[str, Any],
+    live: Mapping[str, Any],
+    *,
+    source: str,
+    adjustment: Adjustment,
+) -> None:
     problems: list[str] = []
+    places: set[str] = set()
     for name, component in bound.items():
         try:
             component.handle.validate(states[name])
+            if adjustment.changed and name in live:
+                for path, problem in shapes.find_resized(states[name], live[name], adjustment.changed, path=name):
+                    problems.append(problem)
+                    places.add("/".join(path.split("/")[:2]) if _is_loop(component) else name)
         except StateMismatchError as error:
             problems += [_within(name, problem) for problem in error.problems or [str(error)]]
+            places.add(name)
+        except SimckptError:
+            raise
+        except Exception as error:
+            # a state of another form than any handle would have captured, such as one that a stranger made up
+            found = f"{name}: the saved state has another form ({type(error).__name__}: {str(error)[:200]})"
+            raise StateMismatchError(f"{source} does not fit the live objects: {found}", problems=[found]) from error
     if problems:
-        listing = "\n  ".join(problems)
-        message = f"{source} does not fit the live objects, which are untouched:\n  {listing}"
-        raise StateMismatchError(message, problems=problems)
+        raise _misfit(problems, places, source=source, adjustment=adjustment)
+
+
+def _misfit(problems: list[str], places: Collection[str], *, source: str, adjustment: Adjustment) -> StateMismatchError:
+    listing = "\n  ".join(problems)
+    advice = shapes.advice(adjustment.changed, places, untouched=adjustment.untouched)
+    message = f"{source} does not fit the live objects, which are untouched:\n  {listing}{advice}"
+    return StateMismatchError(message, problems=problems)
+
+
+def _is_loop(component: BoundComponent) -> bool:
+    return isinstance(getattr(component.handle, "obj", None), state.LoopState)
 
 
 def decode(
@@ -253,13 +305,13 @@ def decode(
     templates: Mapping[str, Any],
     *,
     source: str,
+    adjustment: Adjustment,
 ) -> dict[str, Any]:
     """Returns the saved states as trees, their classes taken from the live templates."""
     missing = [name for name in bound if name not in saved]
     if missing:
         problems = [f"component {name!r} is not in the checkpoint, which has {sorted(saved)}" for name in missing]
-        message = f"{source} does not fit the live objects, which are untouched:\n  " + "\n  ".join(problems)
-        raise StateMismatchError(message, problems=problems)
+        raise _misfit(problems, missing, source=source, adjustment=adjustment)
     return {
         name: state.decode(saved[name].leaves, saved[name].structure, template=templates.get(name)) for name in bound
     }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from simckpt.errors import BranchWarning, CheckpointNotFoundError
+from simckpt.branching.origin import original_id, past_of
+from simckpt.branching.targets import same
+from simckpt.errors import BranchWarning, OverrideNotAppliedError, StoreError
 from simckpt.restore import Adjustment
-from simckpt.rollback import require_declared
+from simckpt.shapes import Changed
 
 if TYPE_CHECKING:
     from simckpt.branching.hyperparameters import Hyperparameters
@@ -15,46 +20,160 @@ if TYPE_CHECKING:
     from simckpt.run import Run
 
 
-def place_to_resume(run: Run, hyperparameters: Hyperparameters | None) -> tuple[Checkpoint, Adjustment] | None:
-    """Returns the checkpoint to restore and what is to differ, or None if there is nothing to restore.
+def adjustment_of(run: Run, checkpoint: Checkpoint, hyperparameters: Hyperparameters | None) -> Adjustment:
+    """Returns what is to differ from the checkpoint that a start restores.
 
     Args:
         run: that is started.
+        checkpoint: of the run, or what it was branched from.
         hyperparameters: what holds them, if the program says so.
 
     Raises:
         OverrideNotAppliedError: nothing declares what holds a hyperparameter that the branch overrides.
-        CheckpointNotFoundError: the origin of a branch is gone.
-        DamagedError, FormatError: the newest record cannot be trusted.
     """
-    try:
-        head = run.latest()
-    except CheckpointNotFoundError:
-        origin = run.origin()
-        return None if origin is None else (origin, _branching(run, origin, hyperparameters))
-    changed = (head.rollback or {}).get("changes", {}).get("hyperparameters", {})
-    if not changed or hyperparameters is None:
-        return head, Adjustment()
-    # they are part of the state already: set once more, they are watched until it is seen that they stay
-    return head, Adjustment(then=lambda: hyperparameters.apply(changed))
+    if checkpoint.id == run.record.origin:
+        return _branching(run, checkpoint, hyperparameters)
+    return _going_on(run, checkpoint, hyperparameters)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How a branch differs from its origin when it begins.
+
+    Attributes:
+        overrides: the hyperparameters that it changes, with their values.
+        seed: from which all random streams are derived, or None: they go on as the origin has them.
+        untouched: components, and variables of loops, that are as the program builds them.
+    """
+
+    overrides: Mapping[str, Any]
+    seed: str | None
+    untouched: frozenset[str]
+
+
+def beginning_of(
+    run: Run, origin: Checkpoint, hyperparameters: Hyperparameters | None, *, changed: Collection[str] = ()
+) -> Beginning:
+    """Returns how a branch begins.
+
+    Args:
+        run: the branch.
+        origin: what it was branched from.
+        hyperparameters: what holds them, if the program says so.
+        changed: keys that rollbacks of the run have changed: what is in force of them is not what it began with.
+    """
+    # a free key may have been given another value since
+    overrides = {
+        key: value if key in changed else run.hyperparameters_in_force.get(key, value)
+        for key, value in run.overrides.items()
+    }
+    reseeds = run.branch is not None and run.branch.rng == "reseed"
+    now = {key: value for key, value in run.hyperparameters_in_force.items() if key not in changed}
+    differing = _differing(_values_of(origin), {**now, **overrides}, overrides)
+    return Beginning(
+        overrides,
+        f"{original_id(origin)} {run.name}" if reseeds else None,
+        frozenset() if hyperparameters is None else hyperparameters.untouched(differing),
+    )
 
 
 def _branching(run: Run, origin: Checkpoint, hyperparameters: Hyperparameters | None) -> Adjustment:
+    beginning = beginning_of(run, origin, hyperparameters)
+    require_declared(hyperparameters, beginning.overrides.keys())
+    if hyperparameters is None:
+        return Adjustment(beginning.seed)
+    differing = _differing(_values_of(origin), run.hyperparameters_in_force, beginning.overrides)
+    # a rate, a coefficient that is set in the live objects gives them no other shape
+    set_later = hyperparameters.controls - hyperparameters.fresh.keys()
+    shaping = {key: pair for key, pair in differing.items() if key not in set_later or type(pair[1]) is not float}
+    return _adjustment(
+        run, origin, hyperparameters, beginning.overrides, differing, seed=beginning.seed, shaping=shaping
+    )
+
+
+def _going_on(run: Run, head: Checkpoint, hyperparameters: Hyperparameters | None) -> Adjustment:
+    if hyperparameters is None:
+        return Adjustment()
+    now = run.hyperparameters_in_force
+    # what a rollback has changed is part of its state already: set once more, it is watched like any other change
+    changes = (head.rollback or {}).get("changes", {}).get("hyperparameters", {})
     # a free key may have been given another value since
-    overrides = {key: run.hyperparameters_in_force.get(key, value) for key, value in run.overrides.items()}
-    require_declared(hyperparameters, overrides.keys())
-    reseeds = run.branch is not None and run.branch.rng == "reseed"
-    seed = f"{origin.id} {run.name}" if reseeds else None
-    if hyperparameters is None or not overrides:
-        return Adjustment(seed)
-    untouched = hyperparameters.untouched(overrides)
+    overrides = {key: now.get(key, value) for key, value in changes.items()}
+    differing = _differing(_values_of(head), now)
+    shaping = {key: pair for key, pair in differing.items() if key in hyperparameters.fresh}
+    return _adjustment(run, head, hyperparameters, overrides, differing, shaping=shaping)
+
+
+def _adjustment(
+    run: Run,
+    source: Checkpoint,
+    hyperparameters: Hyperparameters,
+    overrides: Mapping[str, Any],
+    differing: Changed,
+    *,
+    shaping: Changed,
+    seed: str | None = None,
+) -> Adjustment:
+    """Returns an adjustment that sets what differs, and watches what a branch or a rollback has changed before."""
+    controls = hyperparameters.controls
+    to_set = {**overrides, **{key: new for key, (_, new) in differing.items() if key in controls}}
+    now = run.hyperparameters_in_force
+    changed = past_of(source.files, run.record).changed & controls if controls else ()
+    to_watch = {key: now[key] for key in sorted(changed) if key in now and key not in to_set}
+    untouched = hyperparameters.untouched(differing)
     if untouched:
-        keys = ", ".join(repr(key) for key in sorted(overrides) if hyperparameters.untouched({key}))
+        keys = ", ".join(repr(key) for key in sorted(differing) if hyperparameters.untouched({key}))
         dropped = ", ".join(map(repr, sorted(untouched)))
         warnings.warn(
             f"run {run.name!r} overrides {keys}: {dropped} begin as the program made them, and what checkpoint "
-            f"{origin.id} has of them is dropped",
+            f"{source.id} has of them is dropped",
             BranchWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
-    return Adjustment(seed, untouched, lambda: hyperparameters.apply(overrides))
+
+    lacking = hyperparameters.lacking(to_watch)
+
+    def then() -> None:
+        # what the restore left alone is no part of the state: it has to be set at every start
+        left = {key for key, loss in hyperparameters.lacking(to_watch).items() if lacking.get(key) == loss}
+        hyperparameters.apply(to_set | {key: to_watch[key] for key in left})
+        try:
+            hyperparameters.watch({key: value for key, value in to_watch.items() if key not in left})
+        except BaseException:
+            hyperparameters.take_back()
+            raise
+
+    return Adjustment(seed, untouched, then, changed=shaping)
+
+
+def _differing(
+    before: Mapping[str, Any], now: Mapping[str, Any], overrides: Collection[str] = ()
+) -> dict[str, tuple[Any, Any]]:
+    """Returns {key: (value in the saved state, value in force)}; an override whose old value is unknown differs."""
+    return {
+        key: (before.get(key), value)
+        for key, value in now.items()
+        if not (key in before and same(before[key], value)) and (key in before or key in overrides)
+    }
+
+
+def _values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    # a damaged record of a start is no reason not to go on
+    with contextlib.suppress(StoreError):
+        return checkpoint.hyperparameters
+    return {}
+
+
+def require_declared(hyperparameters: Hyperparameters | None, keys: Collection[str]) -> None:
+    """Checks that the program says what holds these hyperparameters; raises OverrideNotAppliedError."""
+    if not keys:
+        return
+    if hyperparameters is None:
+        key = min(keys)
+        raise OverrideNotAppliedError(
+            f"nothing says what holds the hyperparameter {key!r}, which is to be changed: give run.checkpointer "
+            f"hyperparameters=simckpt.Hyperparameters({{{key!r}: ...}}), or from_args={{{key!r}}} for what the loop "
+            "reads from its arguments alone",
+            key=key,
+        )
+    hyperparameters.check(keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import sys
@@ -10,15 +11,24 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from simckpt import policies
+from simckpt import policies, restore
 from simckpt.background import Save
 from simckpt.comparison import fingerprint
 from simckpt.decisions import DECISIONS
-from simckpt.errors import ConfigurationError, OverrideNotAppliedError, RolledBack, UpkeepWarning
+from simckpt.errors import (
+    ConfigurationError,
+    RolledBack,
+    SimckptError,
+    StoreError,
+    UnsupportedStateError,
+    UpkeepWarning,
+)
 from simckpt.policies import CheckpointFacts, Moment, RollbackDecision, RollbackMoment, RollbackPolicy
 from simckpt.restore import Adjustment
+from simckpt.resuming import Beginning, beginning_of, require_declared
 
 if TYPE_CHECKING:
     from simckpt.branching.hyperparameters import Hyperparameters
@@ -31,6 +41,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 REASON_LIMIT = 500  # [characters] of a text in a commit record, which has 4 KB for everything
+VALUES_LIMIT = 1024  # [bytes] as JSON, of the hyperparameters that are changed, in the same record
 LOOK_EVERY = 64  # [env steps]; a look at 400,000 numbers takes 0.1 ms, and a step of SAC 3 ms
 SEEN = 10  # how many of the evaluations that the policy saw are kept with the decision
 
@@ -69,9 +80,12 @@ class Plan:
         step: where it was decided [env steps].
         abandoned: id of the head that is left behind; None in a branch that has committed nothing yet.
         values: {hyperparameter: new value}.
+        overrides: what the branch changes of a target that is its origin; empty for any other target.
         in_force: the hyperparameters that return to the target's values, and the new ones.
         seed: from which all random streams are derived, or None.
         kept: the components that stay as they are.
+        fresh: components, and variables of loops, that return to what they were when the branch began, for its origin
+            has others.
     """
 
     decision: RollbackDecision
@@ -79,9 +93,11 @@ class Plan:
     step: int
     abandoned: str | None
     values: Mapping[str, Any]
+    overrides: Mapping[str, Any]
     in_force: Mapping[str, Any]
     seed: str | None
     kept: frozenset[str]
+    fresh: frozenset[str]
 
     def changes(self) -> dict[str, Any]:
         """Returns what the commit record says of the changes."""
@@ -107,7 +123,8 @@ class Rollbacks:
 
     Raises:
         ConfigurationError: the policy changes hyperparameters or keeps components that there are not, or changes in
-            place what the loop reads from its arguments alone.
+            place what the loop reads from its arguments alone, or what makes components begin afresh; or scipy is not
+            installed.
         OverrideNotAppliedError: nothing declares what holds a hyperparameter that the policy changes.
     """
 
@@ -128,14 +145,22 @@ class Rollbacks:
         self._decisions = decisions
         self._components = components
         self._hyperparameters = hyperparameters
+        self._begun: dict[str, Any] | None = None  # what a branch has of its own at its start
         self._warned = False  # of a fall without consequence
         self._check(in_place=in_place)
 
     def _check(self, *, in_place: bool) -> None:
         """Finds out at the start what would fail at night."""
+        policies.check_scipy()
         keys = policies.keys(self.policy.levels)
         for change in self.policy.levels:
-            policies.new_values(change, self._run.hyperparameters_in_force)
+            values = policies.new_values(change, self._run.hyperparameters_in_force)
+            if (size := len(json.dumps(values))) > VALUES_LIMIT:
+                message = (
+                    f"a rollback sets hyperparameters of {size} bytes as JSON, and its record has room for "
+                    f"{VALUES_LIMIT}: {', '.join(sorted(values))}; give a name of what is so long instead"
+                )
+                raise ConfigurationError(message, keys=sorted(values))
             unknown = sorted(policies.kept_components(change) - self._components.keys())
             if unknown:
                 message = (
@@ -143,6 +168,14 @@ class Rollbacks:
                 )
                 raise ConfigurationError(message, keys=unknown)
         require_declared(self._hyperparameters, keys)
+        afresh = sorted(key for key in keys if self._hyperparameters and self._hyperparameters.untouched({key}))
+        if afresh:
+            raise ConfigurationError(
+                f"a rollback cannot change {afresh[0]!r}, with which components begin afresh "
+                "(Hyperparameters(fresh=...)): what the target has of them would not fit; branch from a checkpoint "
+                "with another value instead",
+                keys=afresh,
+            )
         lost = sorted(keys & self._hyperparameters.from_args) if self._hyperparameters is not None else []
         if in_place and lost:
             raise ConfigurationError(
@@ -207,6 +240,36 @@ class Rollbacks:
                 return f"{name} is {value}"
         return ""
 
+    def note_beginning(self) -> None:
+        """Keeps a copy of what a branch has at its start and its origin has not, for it may go back to its origin.
+
+        Call it once the program has built its objects, before anything is restored. Of logs, such as replay buffers,
+        no copy is kept: of these the rows stay.
+        """
+        beginning = self._beginning()
+        if beginning is None or self._begun is not None:
+            return
+        bound, self._begun = self._saver.bound, {}
+        for place in beginning.untouched:
+            name, _, variable = (place, "", "") if place in bound else place.rpartition("/")
+            if name in bound and name not in self._saver.logs:
+                tree = bound[name].handle.capture()
+                if not variable:
+                    self._begun[place] = tree
+                elif variable in tree:
+                    self._begun[place] = tree[variable]
+
+    def _beginning(self) -> Beginning | None:
+        """Returns how the run began from its origin, or None if it is no branch, or its origin is gone."""
+        try:
+            origin = self._run.origin()
+        except StoreError:
+            return None
+        if origin is None:
+            return None
+        changed = {key for each in self._decisions.rollbacks for key in each["changes"]}
+        return beginning_of(self._run, origin, self._hyperparameters, changed=changed)
+
     def plan(self, decision: RollbackDecision, step: int) -> Plan:
         """Returns what is to be done to go back; changes nothing.
 
@@ -216,41 +279,81 @@ class Rollbacks:
         """
         assert decision.target is not None
         assert decision.changes is not None
-        target, overrides = self._target(decision.target)
-        there = {**target.hyperparameters, **overrides}
+        target, beginning = self._target(decision.target)
+        there = {**target.hyperparameters, **beginning.overrides}
         values = policies.new_values(decision.changes, there)
         # what earlier rollbacks have changed since returns to what it was at the target
         alterable = policies.keys(self.policy.levels).union(*(each["changes"] for each in self._decisions.rollbacks))
         number, apart = len(self._decisions.rollbacks) + 1, {DECISIONS, *self._saver.logs}
+        seeds = [beginning.seed] if beginning.seed is not None else []
+        if policies.reseeds(decision.changes):
+            seeds.append(seed_of(target, number, without=apart))
         return Plan(
             decision=decision,
             target=target,
             step=step,
             abandoned=self._saver.writer.head,
             values=values,
+            overrides=beginning.overrides,
             in_force={**{key: there[key] for key in alterable if key in there}, **values},
-            seed=seed_of(target, number, without=apart) if policies.reseeds(decision.changes) else None,
+            seed=", ".join(seeds) or None,
             kept=policies.kept_components(decision.changes),
+            fresh=beginning.untouched,
         )
 
-    def _target(self, id: str) -> tuple[Checkpoint, Mapping[str, Any]]:
-        """Returns the checkpoint of an id, and the overrides that its hyperparameters lack."""
+    def _target(self, id: str) -> tuple[Checkpoint, Beginning]:
+        """Returns the checkpoint of an id, and what the run adds to it; nothing, unless it is a branch's origin."""
         if id == self._run.record.origin:
-            origin = self._run.origin()
+            origin, beginning = self._run.origin(), self._beginning()
             assert origin is not None
-            return origin, self._run.overrides
-        return self._saver.checkpoint(id), {}
+            assert beginning is not None
+            return origin, beginning
+        return self._saver.checkpoint(id), Beginning({}, None, frozenset())
 
-    def restore(self, plan: Plan) -> None:
-        """Puts the target into the live objects, with the changes; all of it, or nothing.
+    def go_back(self, plan: Plan, *, begun: float) -> Save:
+        """Puts the target into the live objects, with the changes, and commits that: all of it, or nothing.
+
+        Returns:
+            The save of the commit, which survives a power failure: the head from now on.
 
         Raises:
-            RestoreError: the live objects are as they were.
-            OverrideNotAppliedError, ...: as `Checkpoint.restore`.
+            RestoreError: a component did not take its state.
+            OverrideNotAppliedError: a hyperparameter did not take its value, or a `Call` has taken it away again.
+            UnsupportedStateError: a `Call` made of a component what could not be restored.
+            StorageError, ConflictError, ...: there is no commit. The head, and here as above the live objects, are what
+                they were.
+            HalfRestoredError: any of these, and something could not be put back; such as a log, of which there is no
+                copy.
         """
-        history, rollbacks = self._decisions.history(self.policy.metric), list(self._decisions.rollbacks)
-        now = self._run.hyperparameters_in_force
-        rollbacks.append(
+        in_force = dict(self._run.hyperparameters_in_force)
+        to_set = {
+            key: value for key, value in plan.in_force.items() if key in plan.values or in_force.get(key) != value
+        }
+        remembered, saves = self._remembered(plan), []
+        untouched = plan.kept | plan.fresh
+
+        def then() -> None:
+            try:
+                self._change(plan, {**plan.overrides, **to_set})
+                self._decisions.rollbacks = remembered
+                self._saver.restored(plan.target, untouched=untouched)
+                saves.append(self._commit(plan, begun=begun))
+            except BaseException:
+                self._run.change_hyperparameters(in_force)
+                if self._hyperparameters is not None:
+                    self._hyperparameters.take_back()
+                raise
+
+        begun_with = {} if self._begun is None else self._begun
+        beginnings = {place: begun_with[place] for place in plan.fresh - plan.kept if place in begun_with}
+        plan.target.restore_bound(self._saver.bound, Adjustment(plan.seed, untouched, then, beginnings))
+        return saves[0]
+
+    def _remembered(self, plan: Plan) -> list[dict[str, Any]]:
+        """Returns what the decisions say of all rollbacks, this one included."""
+        history = self._decisions.history(self.policy.metric)
+        return [
+            *self._decisions.rollbacks,
             {
                 "step": plan.step,
                 "target_step": plan.target.step,
@@ -259,35 +362,42 @@ class Rollbacks:
                 "reason": plan.decision.reason,
                 "changes": dict(plan.values),
                 "saw": [[each.step, each.mean, len(each.returns)] for each in history[-SEEN:]],
-            }
-        )
-        to_set = {key: value for key, value in plan.in_force.items() if key in plan.values or now.get(key) != value}
-        if plan.target.id == self._run.record.origin:
-            to_set = {**self._run.overrides, **to_set}
+            },
+        ]
 
-        def then() -> None:
-            if to_set and self._hyperparameters is not None:
-                self._hyperparameters.apply(to_set)
-            assert plan.decision.changes is not None
-            try:
-                for function in policies.calls(plan.decision.changes):
-                    function(self._components, plan.decision.level)
-            except BaseException:
-                self._take_back()
-                raise
-            self._decisions.rollbacks = rollbacks
+    def _change(self, plan: Plan, values: Mapping[str, Any]) -> None:
+        """Sets hyperparameters in the live objects, which hold the target, and calls the functions of the changes."""
+        if values and self._hyperparameters is not None:
+            self._hyperparameters.apply(values)
+        assert plan.decision.changes is not None
+        functions = policies.calls(plan.decision.changes)
+        if not functions:
+            return
+        bound = {name: each for name, each in self._saver.bound.items() if name not in self._saver.logs}
+        before = restore.capture(bound)
+        for function in functions:
+            function(MappingProxyType(self._components), plan.decision.level)
+        after = restore.capture(bound)
+        # a later start builds the objects as they were before the functions, and restores what was made of them
+        name = ""
+        try:
+            for name, each in bound.items():
+                each.handle.apply(before[name])
+            restore.rehearse(bound, after)
+            for name, each in bound.items():
+                each.handle.apply(after[name])
+        except SimckptError as error:
+            raise UnsupportedStateError(
+                f"no later start of run {self._run.name!r} could restore what {plan.decision.changes!r} makes of its "
+                f"components: {error}. A function may change values, but no names, shapes or kinds",
+                path=getattr(error, "path", name),
+                type_name=type(self._saver.bound[name].handle).__name__,
+            ) from error
+        if self._hyperparameters is not None:
+            self._hyperparameters.look(f"after {plan.decision.changes!r} had called its functions")
 
-        plan.target.restore_bound(self._saver.bound, Adjustment(plan.seed, plan.kept, then))
-        self._saver.restored(plan.target, untouched=plan.kept)
-
-    def commit(self, plan: Plan, *, begun: float) -> Save:
-        """Returns the save of the rollback's commit, once it survives a power failure: the head from then on.
-
-        Raises:
-            StorageError, ConflictError, ...: there is no commit, and the head is what it was.
-        """
-        before = dict(self._run.hyperparameters_in_force)
-        self._run.change_hyperparameters(plan.in_force)
+    def _commit(self, plan: Plan, *, begun: float) -> Save:
+        """Returns the save of the rollback's commit, once it survives a power failure."""
         moment = Moment(step=plan.target.step, previous_step=self._decisions.previous_step)
         record = {
             "abandoned": plan.abandoned,
@@ -295,24 +405,19 @@ class Rollbacks:
             "level": plan.decision.level,
             "changes": plan.changes(),
             "reason": plan.decision.reason[:REASON_LIMIT],
+            # this start may have saved nothing yet; it says which values were given
+            "start": self._run.start_id(),
         }
+        self._run.change_hyperparameters(plan.in_force)
         try:
             save = self._saver.begin(
                 moment, plan.decision.reason, begun=begun, kind="rollback", parent=plan.target.id, rollback=record
             )
             save.wait()
-        except BaseException:
-            self._run.change_hyperparameters(before)
-            self._take_back()
-            raise
         finally:
             # not after Ctrl-C: the save goes on, and the next call collects it
             self._saver.collect(wait=False)
         return save
-
-    def _take_back(self) -> None:
-        if self._hyperparameters is not None:
-            self._hyperparameters.take_back()
 
     def error(self, plan: Plan) -> RolledBack:
         """Returns the error that leaves the loop after a rollback."""
@@ -329,21 +434,6 @@ class Rollbacks:
             level=decision.level,
             reason=decision.reason,
         )
-
-
-def require_declared(hyperparameters: Hyperparameters | None, keys: Collection[str]) -> None:
-    """Checks that the program says what holds these hyperparameters; raises OverrideNotAppliedError."""
-    if not keys:
-        return
-    if hyperparameters is None:
-        key = min(keys)
-        raise OverrideNotAppliedError(
-            f"nothing says what holds the hyperparameter {key!r}, which is to be changed: give run.checkpointer "
-            f"hyperparameters=simckpt.Hyperparameters({{{key!r}: ...}}), or from_args={{{key!r}}} for what the loop "
-            "reads from its arguments alone",
-            key=key,
-        )
-    hyperparameters.check(keys)
 
 
 def seed_of(target: Checkpoint, number: int, *, without: Collection[str] = ()) -> str:

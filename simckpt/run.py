@@ -45,6 +45,7 @@ class Run:
         self.writer: Checkpointer | None = None
         self._files = files
         self._claim = claim
+        self._lapsed = False  # the claim was given back when `configure` failed, and may be taken again
         self._git = git
         self._experiment = experiment or self.record.experiment
         self._in_force: Mapping[str, Any] | None = None
@@ -68,6 +69,7 @@ class Run:
 
         Waits for a save that is in flight; if it fails, that is a `SaveFailedWarning` here.
         """
+        self._lapsed = False
         if self._claim is not None:
             if self.writer is not None:
                 self.writer.close()
@@ -131,7 +133,10 @@ class Run:
         while an explicit value that contradicts them is an error, once there is a checkpoint. A value counts as
         explicit when it differs from its default; defaults are a dataclass's own, or given. A default typed out on
         the command line is not told apart. What a branch or a rollback has changed wins over the value that an
-        unchanged command line gives, of a key in `free` too. A key that holds the run's name may differ in a branch.
+        unchanged command line gives, of a key in `free` too. A key that holds the run's name may differ in a branch
+        and a renamed import. numpy's scalars become plain numbers.
+
+        If it raises, the claim is given back: the run can be started again. The next call here takes it once more.
 
         Args:
             args: a dataclass instance, an `argparse.Namespace` or a dict, with values that JSON can hold.
@@ -142,9 +147,20 @@ class Run:
         Raises:
             ConfigurationError: values that contradict the run, all of them; or values that JSON cannot hold.
         """
+        claim = self._require_claim()
+        try:
+            return self._configured(claim, args, free=free, defaults=defaults)
+        except BaseException:
+            if self.writer is None:
+                self.close()  # a notebook keeps this object with its traceback, and a start would find the run locked
+                self._lapsed = True
+            raise
+
+    def _configured(
+        self, claim: Claim, args: Arguments, *, free: Iterable[str], defaults: Mapping[str, Any] | None
+    ) -> Arguments:
         from simckpt.branching.origin import past_of
 
-        claim = self._require_claim()
         given = configuration.values_of(args)
         known = configuration.defaults_of(args)
         known |= {key: configuration.plain(key, value) for key, value in (defaults or {}).items()}
@@ -154,15 +170,11 @@ class Run:
         committed = bool(self._files.sequence(self.name)) or self.record.origin is not None
         past = past_of(self._files, self.record)
         allowed = set(free) if committed else set(free) | _wished(given, known)
-        if self.branch is not None:
-            # scripts tend to have the run's name among their arguments
-            saved, origin = self.record.hyperparameters, self.branch.run
-            allowed |= {key for key in given if given[key] == self.name and saved.get(key) == origin}
         merged = configuration.in_force(
             past.values,
             given,
             defaults=known,
-            free=allowed,
+            free=allowed | past.named(given, self.name),
             run=self.name,
             changed=past.changed,
             formerly=past.formerly,
@@ -234,6 +246,9 @@ class Run:
         self._in_force, self._start = {**self.hyperparameters_in_force, **changed}, None
 
     def _require_claim(self) -> Claim:
+        if self._claim is None and self._lapsed:
+            self._claim, self._lapsed = self._files.claim(self.name), False
+            self.record = self._files.read_run(self.name)
         if self._claim is None:
             raise ConfigurationError(
                 f"run {self.name!r} was opened to read; open it with Store.start({self.name!r}) to write"
@@ -440,8 +455,8 @@ def _wished(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
 
 
 def may_be_head(record: CommitRecord | TombstoneRecord) -> bool:
-    """Returns whether training goes on from this commit; not from a post-mortem, whose state may be half a step."""
-    return record.kind != "exception"
+    """Returns whether training goes on from this commit; not from a post-mortem, perhaps half a step, or a lost one."""
+    return record.kind not in ("exception", "lost")
 
 
 def ancestry(
@@ -459,7 +474,9 @@ def ancestry(
     current = newest if to is None else by_id.get(to)
     while current is not None:
         line.append(current)
-        current = by_id.get(current.parent) if current.parent is not None else None
+        above = by_id.get(current.parent) if current.parent is not None else None
+        # a parent was committed before its children, whatever a record says
+        current = above if above is not None and above.seq < current.seq else None
     return line[::-1]
 
 
@@ -474,7 +491,8 @@ def abandoned_ids(records: list[CommitRecord | TombstoneRecord], *, origin: str 
     """
     line = ancestry(records)
     on_line = {record.id for record in line}
-    known_from = line[0].seq if line and line[0].parent not in (None, origin) else 0
+    is_open = bool(line) and (line[0].kind == "lost" or line[0].parent not in (None, origin))
+    known_from = line[0].seq if is_open else 0
     return frozenset(
         record.id for record in records if record.id not in on_line and may_be_head(record) and record.seq > known_from
     )

@@ -103,6 +103,14 @@ class Saver:
             restore.capture(self.bound)
         self._arena.release()
 
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Takes note that training goes on from a checkpoint which is not the head, for newer ones are damaged."""
+        is_own = checkpoint.run == self._run.name
+        self.writer.go_on_from(checkpoint.id if is_own else None)
+        if is_own:
+            # else a large leaf that is found unchanged would refer to damaged bytes
+            self._files.compare_next_with(self._run.name, checkpoint.seq)
+
     def begin(
         self,
         moment: Moment,

@@ -9,7 +9,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,18 @@ from typing import TYPE_CHECKING, Any
 from simckpt import provenance, query
 from simckpt.catalog import Catalog, Contents
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import CheckpointNotFoundError, ConflictError, NotAStoreError, StoreError
+from simckpt.errors import CheckpointNotFoundError, ConflictError, DamagedError, NotAStoreError, StoreError
 from simckpt.run import Run, abandoned_ids, ancestry
 from simckpt.storage import CommitRecord, Leftovers, RunRecord, StoreFiles
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
+    from simckpt.archive import Archive
+    from simckpt.archive.transfer import Transfer
     from simckpt.branching.lineage import Graph
+    from simckpt.maintenance.findings import Report
+    from simckpt.maintenance.repair import Repair
+    from simckpt.policies import KeepPolicy
 
 MIN_ID_PREFIX = 6  # hex digits; shorter ones are too easily a step or a typing error
 
@@ -51,7 +56,7 @@ class Store:
         if self.path.exists() and not self.path.is_dir():
             raise NotAStoreError(f"{self.path} is not a store but a file: give the path of its folder")
         if not _is_vacant(self.path):
-            self._files = StoreFiles.open(self.path)
+            self._files = _backed(StoreFiles.open(self.path))
 
     def __repr__(self) -> str:
         return f"<Store {str(self.path)!r}>"
@@ -67,13 +72,13 @@ class Store:
             if _is_vacant(self.path):
                 raise NotAStoreError(f"{self.path} is not a store yet: the first Store.start(name) makes it")
             # somebody else has made it since
-            self._files = StoreFiles.open(self.path)
+            self._files = _backed(StoreFiles.open(self.path))
         return self._files
 
     def made(self) -> StoreFiles:
         """Returns `files` of a store that is made now if there is none; raises StorageError if the disk refuses."""
         if self._files is None:
-            self._files = StoreFiles.create(self.path)
+            self._files = _backed(StoreFiles.create(self.path))
         return self._files
 
     @property
@@ -204,18 +209,20 @@ class Store:
         """Returns the copy of a checkpoint of another store, as the first of a run of its own; made unless it is there.
 
         Every byte is verified on the way. Hyperparameters, metrics, versions and host are kept, and the run's record
-        says where it came from; the copy has an id of its own and no parent. A checkpoint of this store is returned as
-        it is. It is held in memory while it is copied. A kill may leave the run without its checkpoint: the next import
-        of the same one goes on there.
+        says where it came from, of a copy of a copy the original; the copy has an id of its own and no parent. A
+        checkpoint of this store is returned as it is. It goes through memory a few MB at a time. A kill may leave the
+        run without its checkpoint: the next import of the same one goes on there.
 
         Args:
-            source: a checkpoint, or the path of a file that `Checkpoint.export` wrote.
+            source: a checkpoint, or the path of a file that `Checkpoint.export` wrote: HDF5, `.pt` or safetensors.
             run: name of the new run; by default that of the checkpoint's own run, with a number if it is taken.
 
         Raises:
             InvalidNameError: the name cannot be a folder.
-            ConflictError: a run of the given name exists.
+            ConflictError: a run of the given name exists, or the checkpoint is in the store already under another one.
+            ExportNotFoundError: there is no such file.
             DamagedError, FormatError: the source cannot be trusted; nothing was written.
+            UnsupportedFormatError: the file needs a newer simckpt, or a package that is not installed.
             StorageError: the disk refused.
         """
         from simckpt.branching.importing import import_checkpoint
@@ -239,6 +246,106 @@ class Store:
             StorageError: the disk refused; what was freed until then is gone.
         """
         return self.files.leftovers() if dry_run else self.files.compact()
+
+    def archive(self, url: str | os.PathLike[str] | None = None, *, policy: KeepPolicy | None = None) -> Archive:
+        """Returns the archive of this store, a copy in an object store or on another disk; reaches for nothing yet.
+
+        The address is kept in the store, so that later processes find it; credentials are not, and may not stand in it:
+        they come from the environment and the usual configuration files.
+
+        ```python
+        with store.archive("s3://bucket/experiments", policy=simckpt.KeepLast(3)):
+            train(store)    # checkpoints are copied meanwhile, and older ones leave the disk
+        ```
+
+        Args:
+            url: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///folder` or the path of a
+                folder, for this store alone; the one that the store knows if None.
+            policy: which checkpoints stay on the disk as well, such as `simckpt.KeepLast(3)`; all of them if None.
+
+        Raises:
+            ConfigurationError: no address is known, or one with secrets in it; or obstore is not installed.
+            DamagedError, FormatError: the record of the address cannot be trusted: give it again.
+            StorageError: the disk refused.
+        """
+        from simckpt.archive import Archive
+
+        return Archive(self.made() if url is not None else self.files, url, policy=policy)
+
+    def check(
+        self,
+        *,
+        quick: bool = False,
+        part: tuple[int, int] | None = None,
+        resume: bool = False,
+        seconds: float | None = None,
+        tell: Callable[[int, int], None] | None = None,
+    ) -> Report:
+        """Returns what is wrong with the store and what lies about in it; the report is true if nothing is damaged.
+
+        Every record, array and reference is verified; nothing is written into the store, and others may write it.
+
+        Args:
+            quick: leave out arrays.
+            part: (k, n): the arrays of the k-th of n parts, from 1 on.
+            resume: go on where the last such call stopped, which is kept in the user's cache folder.
+            seconds: stop after so long, between two files [s]; `Report.left` says how many are left.
+            tell: called with the bytes done and the bytes to do.
+        """
+        from simckpt.maintenance.check import Scope, check
+
+        return check(self.files.path, Scope(quick, part, resume, seconds), tell=tell)
+
+    def repair(self, *, quick: bool = False, dry_run: bool = False) -> Repair:
+        """Returns what was done about the damage that a check finds; nothing is removed, and nothing guessed.
+
+        Checkpoints that do not come back whole are moved to `quarantine/` and leave a tombstone; what other records
+        prove is written again. It can be interrupted and done again. `quick`: let the check leave out arrays.
+        """
+        from simckpt.maintenance.check import Scope
+        from simckpt.maintenance.repair import repair
+
+        return repair(self.files.path, scope=Scope(quick), dry_run=dry_run)
+
+    def push(self, run: str, url: str | os.PathLike[str]) -> list[Transfer]:
+        """Brings a run, with those it was branched from, to a place from which other machines `pull` it.
+
+        What that place has already is not brought again, and nothing there is replaced or removed.
+
+        Args:
+            run: the run's name.
+            url: of the place, as for `archive`; not the archive of another store.
+
+        Returns:
+            What was brought of each run.
+
+        Raises:
+            RunNotFoundError: there is no such run.
+            ConflictError: both sides have written to the run since they parted, or it is another run; nothing was
+                changed.
+            DamagedError: a checkpoint is damaged here; those before it were brought.
+            ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or is damaged.
+        """
+        from simckpt.archive.transfer import push
+
+        return push(self.files, run, url)
+
+    def pull(self, url: str | os.PathLike[str], run: str | None = None) -> list[Transfer]:
+        """Brings a run that was pushed or archived, with those it was branched from, into this store; all if None.
+
+        It keeps its id and those of its checkpoints, so that training goes on with it bit for bit.
+
+        Raises:
+            RunNotFoundError: there is no such run at that place.
+            RunLockedError: a process is writing the run here.
+            ConflictError: both sides have written to the run since they parted, or it is another run; nothing was
+                changed.
+            ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or is damaged.
+            StorageError: the disk refused.
+        """
+        from simckpt.archive.transfer import pull
+
+        return pull(url, self.made(), run)
 
     def checkpoint(self, address: str) -> Checkpoint:
         """Returns a checkpoint by its id, or by `run`, `run@latest` or `run@<step>`.
@@ -267,8 +374,9 @@ class Store:
     def _by_id(self, prefix: str) -> Checkpoint:
         if len(prefix) < MIN_ID_PREFIX or set(prefix) - set("0123456789abcdef"):
             known = nearest(prefix, self.files.runs())
+            end = "" if known.endswith("?") else "."
             raise CheckpointNotFoundError(
-                f"{prefix!r} is no run of {self.path}{known} A checkpoint is named by its id (at least "
+                f"{prefix!r} is no run of {self.path}{known}{end} A checkpoint is named by its id (at least "
                 f"{MIN_ID_PREFIX} hex digits), `run`, `run@latest` or `run@<step>`"
             )
         # by the records alone: one damaged record must not hide the checkpoints of the others
@@ -307,8 +415,9 @@ class RunContents:
 
 def _listed(files: StoreFiles, run: Run, contents: Contents, *, abandoned: bool) -> RunContents:
     records = contents.records if abandoned else ancestry(contents.records)
+    evicted = functools.cache(lambda: files.evicted(run.name))
     checkpoints = [
-        Checkpoint(files, run.name, record, marks=lambda: contents.marks)
+        Checkpoint(files, run.name, record, marks=lambda: contents.marks, evicted=evicted)
         for record in records
         if isinstance(record, CommitRecord)
     ]
@@ -368,6 +477,21 @@ def _unreadable(
             damaged.setdefault((checkpoint.run, checkpoint.seq), error)
             found.add((checkpoint.run, checkpoint.start))
     return found
+
+
+def _backed(files: StoreFiles) -> StoreFiles:
+    """Returns the files of a store; what of them is damaged or evicted is brought back from the archive when read."""
+
+    def fallback(run: str, seq: int, error: DamagedError) -> bool:
+        with contextlib.suppress(StoreError):
+            if files.archive() is None:
+                return False
+        from simckpt.archive import bring_back
+
+        return bring_back(files, run, seq, error)
+
+    files.fallback = fallback
+    return files
 
 
 def _is_vacant(path: Path) -> bool:

@@ -302,9 +302,11 @@ def test_a_damaged_head_is_not_passed_over_in_silence(store) -> None:
     with pytest.warns(simckpt.UpkeepWarning, match="number 2"):
         checkpointer = run.checkpointer({"counter": Counter()}, save_when=simckpt.EverySteps(10))
     with pytest.raises(DamagedError):
-        checkpointer.restore_latest()
+        checkpointer.restore_latest(damaged="raise")
     with pytest.raises(ConfigurationError, match="restore_latest"):
         checkpointer.step(30)
+    with pytest.warns(simckpt.DamageWarning, match="number 2"):
+        assert checkpointer.restore_latest().step == 10
 
 
 def test_metrics_beyond_their_room_are_refused_at_the_first_step(store) -> None:

@@ -202,8 +202,9 @@ def test_another_number_of_envs_is_refused_unless_the_program_says_what_begins_a
 def test_what_is_dropped_for_another_number_of_envs_is_named(store, origin) -> None:
     origin.latest().branch("b", {"num_envs": 5})
     run, checkpointer, objects = begin(store, "b")
-    with pytest.warns(simckpt.BranchWarning, match=r"'num_envs'.*'loop/observations'"):
+    with pytest.warns(simckpt.BranchWarning, match=r"'num_envs'.*'loop/observations'") as told:
         checkpointer.restore_latest()
+    assert told[0].filename == __file__
     assert objects.loop.step == 60
     np.testing.assert_array_equal(objects.loop.observations, np.zeros((5, 3)))
     run.close()
@@ -234,3 +235,212 @@ def test_a_branch_starts_from_a_post_mortem(store, origin) -> None:
     (found,) = [each for each in store.run("origin").checkpoints(abandoned=True) if each.kind == "exception"]
     found.branch("b")
     assert train(store, "b", until=80, policy=None).bits() == train(store, "origin", until=80, policy=None).bits()
+
+
+def test_an_override_that_equals_the_origins_value_drops_nothing(store, origin) -> None:
+    origin.at(step=40).branch("b", {"num_envs": 2, "learning_rate": 0.01})
+    run, checkpointer, objects = begin(store, "b")
+    saved = origin.at(step=40)["loop"]["observations"]
+    checkpointer.restore_latest()
+    np.testing.assert_array_equal(objects.loop.observations, saved)
+    assert objects.optimizer.param_groups[0]["lr"] == 0.01
+    run.close()
+
+
+def shaped(store: simckpt.Store, name: str, args: dict, fresh: dict, make, **controls):
+    """Starts a run whose components follow from its arguments; returns it, its checkpointer and the components."""
+    run = store.start(name)
+    components = make(run.configure(args, defaults=args))
+    others = set(args) - set(fresh) - set(controls)
+    hyperparameters = simckpt.Hyperparameters(
+        {key: (components[place], key) for key, place in controls.items()}, from_args=others, fresh=fresh
+    )
+    options = {"save_when": simckpt.EverySteps(1), "hyperparameters": hyperparameters}
+    return run, run.checkpointer(components, **options), components
+
+
+def many(args: dict) -> dict:
+    envs, hidden = args["num_envs"], args["hidden"]
+    return {
+        "model": torch.nn.Linear(3, hidden),
+        "loop": simckpt.LoopState(
+            step=0,
+            observations=np.zeros((envs, 3), np.float32),
+            memory={"hidden": torch.zeros(1, envs, hidden)},
+            rollout=np.zeros((16 * envs, 3)),
+            returns=[0.0] * envs,
+            history=np.zeros(0),
+            last=None,
+            clip=args["clip"],
+        ),
+        "statistics": Statistics(envs),
+    }
+
+
+class Statistics:
+    """Somebody's own class, which takes whatever it is given."""
+
+    def __init__(self, envs: int) -> None:
+        self.means = np.zeros(envs)
+
+    def state_dict(self) -> dict:
+        return {"means": self.means}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.means = state["means"]
+
+
+SHAPED = {"num_envs": 2, "hidden": 4, "clip": 0.2}
+OF_ENVS = {"loop/observations", "loop/memory", "loop/rollout", "loop/returns", "statistics"}
+
+
+def trained(store: simckpt.Store, make=many, args=SHAPED) -> simckpt.Checkpoint:
+    run, checkpointer, components = shaped(store, "a", args, {}, make)
+    if "loop" in components:
+        components["loop"].history = np.arange(7.0)
+    with run, checkpointer:
+        return checkpointer.save(1)
+
+
+@pytest.mark.parametrize("forgotten", sorted(OF_ENVS))
+def test_what_fresh_forgets_is_named_with_the_override_and_what_would_declare_it(store, forgotten: str) -> None:
+    trained(store).branch("b", {"num_envs": 5, "clip": 0.1})
+    run, checkpointer, components = shaped(store, "b", SHAPED, {"num_envs": OF_ENVS - {forgotten}}, many, clip="loop")
+    with pytest.warns(simckpt.BranchWarning), pytest.raises(StateMismatchError) as caught:
+        checkpointer.restore_latest()
+    (problem,) = caught.value.problems
+    assert problem.startswith(forgotten)
+    declared = ", ".join(map(repr, sorted(OF_ENVS)))
+    assert "The run changes 'num_envs' (2 -> 5). Where other shapes follow" in str(caught.value)
+    assert f"fresh={{'num_envs': {{{declared}}}}}" in str(caught.value)
+    # nothing was touched
+    assert (components["loop"].observations.shape, components["loop"].clip) == ((5, 3), 0.1)
+    run.close()
+
+
+def test_all_that_a_number_of_envs_shapes_is_carried_over_once_it_is_declared(store) -> None:
+    trained(store).branch("b", {"num_envs": 5})
+    run, checkpointer, components = shaped(store, "b", SHAPED, {"num_envs": OF_ENVS}, many)
+    with pytest.warns(simckpt.BranchWarning, match="'num_envs'.*" + ".*".join(sorted(OF_ENVS))):
+        checkpointer.restore_latest()
+    loop = components["loop"]
+    assert (loop.observations.shape, loop.rollout.shape, len(loop.returns)) == ((5, 3), (80, 3), 5)
+    # what only grows is no matter of shapes
+    assert loop.history.tolist() == np.arange(7.0).tolist()
+    run.close()
+
+
+def test_a_key_that_changes_shapes_and_is_declared_as_read_alone_is_refused_with_the_way_out(store) -> None:
+    trained(store).branch("b", {"num_envs": 5})
+    run, checkpointer, components = shaped(store, "b", SHAPED, {}, many)
+    with pytest.raises(StateMismatchError, match=r"'num_envs' \(2 -> 5\).*fresh=\{'num_envs': ") as caught:
+        checkpointer.restore_latest()
+    named = {problem.split(":")[0] for problem in caught.value.problems}
+    assert named == {"loop/observations", "loop/memory/hidden", "loop/rollout", "loop/returns", "statistics/means"}
+    assert components["loop"].observations.shape == (5, 3)
+    run.close()
+
+
+def test_a_hidden_size_is_refused_with_the_way_out(store) -> None:
+    trained(store).branch("b", {"hidden": 8})
+    run, checkpointer, _ = shaped(store, "b", SHAPED, {}, many)
+    with pytest.raises(
+        StateMismatchError, match=r"'hidden' \(4 -> 8\).*fresh=\{'hidden': \{'loop/memory', 'model'\}\}"
+    ):
+        checkpointer.restore_latest()
+    run.close()
+    run, checkpointer, components = shaped(store, "b", SHAPED, {"hidden": {"loop/memory", "model"}}, many)
+    with pytest.warns(simckpt.BranchWarning, match="'hidden'.*'loop/memory', 'model'"):
+        assert checkpointer.restore_latest().step == 1
+    assert components["loop"].history.tolist() == np.arange(7.0).tolist()
+    run.close()
+
+
+def test_a_component_that_only_an_override_makes_is_refused_with_the_way_out(store) -> None:
+    def make(args: dict) -> dict:
+        extra = {"curiosity": np.zeros(3)} if args["curious"] else {}
+        return {"running": np.zeros(3), **extra}
+
+    trained(store, make, {"curious": False}).branch("b", {"curious": True})
+    args = {"curious": False}
+    run, checkpointer, _ = shaped(store, "b", args, {}, make)
+    with pytest.raises(StateMismatchError, match=r"(?s)'curiosity' is not in.*fresh=\{'curious': \{'curiosity'\}\}"):
+        checkpointer.restore_latest()
+    run.close()
+    run, checkpointer, _ = shaped(store, "b", args, {"curious": {"curiosity"}}, make)
+    with pytest.warns(simckpt.BranchWarning, match="'curiosity' begin"):
+        checkpointer.restore_latest()
+    run.close()
+
+
+def test_another_env_is_refused_where_the_loop_keeps_an_observation_of_the_old_one(store) -> None:
+    def make(args: dict) -> dict:
+        size = {"Ant-v5": 105, "Hopper-v5": 11}[args["env"]]
+        return {"loop": simckpt.LoopState(observations=np.zeros((2, size)), history=np.zeros(0))}
+
+    args = {"env": "Ant-v5"}
+    trained(store, make, args).branch("b", {"env": "Hopper-v5"})
+    run, checkpointer, _ = shaped(store, "b", args, {}, make)
+    with pytest.raises(StateMismatchError, match=r"'env' \('Ant-v5' -> 'Hopper-v5'\).*\{'loop/observations'\}"):
+        checkpointer.restore_latest()
+    run.close()
+
+
+def test_a_state_that_does_not_fit_for_another_reason_is_not_blamed_on_a_rate(store) -> None:
+    trained(store).branch("b", {"clip": 0.1})
+    run, checkpointer, _ = shaped(store, "b", SHAPED, {}, lambda args: many({**args, "hidden": 6}), clip="loop")
+    with pytest.raises(StateMismatchError, match="model") as caught:
+        checkpointer.restore_latest()
+    assert "fresh" not in str(caught.value)
+    run.close()
+
+
+def test_a_free_number_of_envs_that_is_given_later_is_carried_over_as_declared(store) -> None:
+    trained(store)
+    run = store.start("a")
+    components = many(run.configure({**SHAPED, "num_envs": 5}, defaults=SHAPED, free={"num_envs"}))
+    hyperparameters = simckpt.Hyperparameters(fresh={"num_envs": OF_ENVS})
+    checkpointer = run.checkpointer(
+        components, save_when=simckpt.EverySteps(1), hyperparameters=hyperparameters, background=None
+    )
+    with pytest.warns(simckpt.BranchWarning, match="'num_envs'"):
+        checkpointer.restore_latest()
+    assert components["loop"].observations.shape == (5, 3)
+    assert components["loop"].history.tolist() == np.arange(7.0).tolist()
+    checkpointer.save(2)
+    # from now on the state has that number
+    assert checkpointer.restore_latest().step == 2
+    run.close()
+
+
+def test_a_free_key_that_is_given_after_a_rollback_wins_over_what_the_rollback_set(store) -> None:
+    with pytest.raises(simckpt.RolledBack):
+        train(store, "a")
+    head = store.run("a").latest()
+    assert (head.kind, head.hyperparameters["learning_rate"]) == ("rollback", HOT / 2)
+    for given, expected in ((ARGS["learning_rate"], HOT / 2), (0.02, 0.02)):
+        run = store.start("a")
+        objects = Objects(run.configure({**ARGS, "learning_rate": given}, defaults=ARGS, free={"learning_rate"}))
+        checkpointer = run.checkpointer(
+            objects.components, save_when=simckpt.EverySteps(20), hyperparameters=objects.hyperparameters
+        )
+        assert checkpointer.restore_latest() == head
+        assert objects.optimizer.param_groups[0]["lr"] == expected
+        assert checkpointer.hyperparameters["learning_rate"] == expected
+        objects.advance()
+        checkpointer.step(objects.loop.step)
+        run.close()
+
+
+def test_what_a_rollback_changed_is_watched_by_later_starts(store) -> None:
+    with pytest.raises(simckpt.RolledBack):
+        train(store, "a")
+    train(store, "a", until=140, policy=None)
+    assert store.run("a").latest().kind == "save"
+    run, checkpointer, objects = begin(store, "a")
+    checkpointer.restore_latest()
+    objects.optimizer.param_groups[0]["lr"] = HOT
+    objects.advance()
+    with pytest.raises(OverrideNotAppliedError, match=r"'learning_rate' was restored as 0\.05, but .* has 0\.1"):
+        checkpointer.step(objects.loop.step)
+    run.close()

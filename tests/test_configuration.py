@@ -84,6 +84,31 @@ def test_a_value_that_json_cannot_hold_is_refused_by_name(value: object) -> None
         configuration.values_of({"weird": value})
 
 
+def test_numpy_scalars_are_plain_numbers() -> None:
+    given = {
+        "rate": np.float64(0.5),
+        "count": np.int64(3),
+        "flag": np.bool_(True),
+        "zero": np.array(2),
+        "text": np.str_("x"),
+    }
+    given |= {"layers": (np.int32(8), 16), "nested": {"rate": np.float32(0.25)}}
+    plain = {"rate": 0.5, "count": 3, "flag": True, "zero": 2, "text": "x", "layers": [8, 16], "nested": {"rate": 0.25}}
+    found = configuration.values_of(given)
+    assert found == plain
+    assert {key: type(value) for key, value in found.items()} == {key: type(value) for key, value in plain.items()}
+    args = configuration.with_values(
+        Args(seed=np.int64(7), learning_rate=np.float64(0.5)), {"seed": 7, "learning_rate": 0.5}
+    )
+    assert (type(args.seed), type(args.learning_rate)) == (int, float)
+
+
+@pytest.mark.parametrize("value", [np.longdouble(0.1), np.datetime64(1, "s"), np.complex64(1), np.zeros(1)], ids=repr)
+def test_a_numpy_value_that_is_no_plain_number_is_refused_by_name(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="'weird'"):
+        configuration.values_of({"weird": value})
+
+
 def test_something_else_than_arguments_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="dataclass instance"):
         configuration.values_of(Args)

@@ -14,6 +14,7 @@ def subclasses(cls: type) -> list[type]:
 SPECIAL = {
     errors.UnsupportedStateError: {"path": "a/b", "type_name": "x.Y"},
     errors.DamagedError: {"path": "/f", "leaves": ["a"]},
+    errors.ArchiveDamagedError: {"path": "s3://bucket/f"},
     errors.RunLockedError: {"host": "h", "pid": 3},
     errors.SegmentMissingError: {"ids": ["5e6"]},
     errors.QueryError: {"query": "step > > 1", "position": 7},

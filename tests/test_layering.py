@@ -21,6 +21,7 @@ LAYERS = [
         "store",
         "checkpoint",
         "restore",
+        "shapes",
         "comparison",
         "configuration",
         "provenance",
@@ -31,7 +32,19 @@ LAYERS = [
         "catalog",
         "query",
     },
-    {"checkpointer", "saver", "background", "loop_end", "resuming", "decisions", "signals", "rollback", "branching"},
+    {
+        "checkpointer",
+        "saver",
+        "background",
+        "loop_end",
+        "resuming",
+        "decisions",
+        "signals",
+        "rollback",
+        "branching",
+        "maintenance",
+        "archive",
+    },
     {"cli", "plots", "testing"},
     {"__main__"},
 ]
@@ -49,7 +62,15 @@ SEPARATE = [
     ("sim", "replay"),
 ]
 # the doors upward: users call run.checkpointer(...), checkpoint.branch(...), store.graph(), which need the run
-UPWARD = {("run", "checkpointer"), ("run", "branching"), ("store", "branching"), ("checkpoint", "branching")}
+UPWARD = {
+    ("run", "checkpointer"),
+    ("run", "branching"),
+    ("store", "branching"),
+    ("checkpoint", "branching"),
+    ("store", "maintenance"),
+    ("checkpoint", "maintenance"),
+    ("store", "archive"),
+}
 DOORS = {
     "h5py": {"storage"},
     "xxhash": {"storage"},
@@ -59,13 +80,15 @@ DOORS = {
     "torchrl": {"replay"},
     "tensordict": {"replay"},
     "sqlite3": {"catalog"},
-    "pickle": {"sim"},
+    "pickle": {"sim", "storage"},
+    "safetensors": {"storage"},
     "typer": {"cli"},
     "rich": {"cli", "branching"},
     "scipy": {"policies"},
     "plotly": {"plots"},
     "ray": {"branching"},
     "submitit": {"branching"},
+    "obstore": {"archive"},
 }
 
 

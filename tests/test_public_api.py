@@ -3,11 +3,13 @@
 import simckpt
 
 PUBLIC = [
+    "Archive",
     "AtSteps",
     "BranchWarning",
     "Call",
     "Checkpoint",
     "Checkpointer",
+    "DamageWarning",
     "EXIT_REQUEUE",
     "EveryMinutes",
     "EverySteps",
@@ -32,6 +34,7 @@ PUBLIC = [
     "ReplayBuffer",
     "ReplayWarning",
     "Reseed",
+    "RollbackLimitError",
     "RollbackPolicy",
     "RolledBack",
     "Run",
@@ -47,6 +50,8 @@ PUBLIC = [
     "UpkeepWarning",
     "VersionWarning",
     "async_worker",
+    "compare",
+    "evaluations_of",
     "fan_out",
     "make_vec",
     "register_adapter",

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -22,15 +23,18 @@ from simckpt import decisions, replay
 from simckpt.comparison import compare
 from simckpt.errors import (
     ConfigurationError,
+    HalfRestoredError,
     OverrideNotAppliedError,
     RollbackLimitError,
     RolledBack,
     StorageError,
+    UnsupportedStateError,
 )
 from simckpt.policies import Evaluation, OnException, OnSignal
 from simckpt.storage import durable
 
 EACH = simckpt.EverySteps(20)
+POLICY_RESEED = replace(POLICY, changes=simckpt.Reseed())
 
 
 @pytest.fixture
@@ -222,6 +226,18 @@ def test_the_policy_stops_after_its_last_rollback(store) -> None:
     store.start("a").close()
 
 
+def test_the_state_at_the_limit_is_kept_for_a_post_mortem(store) -> None:
+    policy = replace(POLICY_RESEED, max_rollbacks=1)
+    with pytest.raises(RollbackLimitError) as caught:
+        simckpt.supervise(train, store, policy=policy, save_when=EACH | OnException())
+    (kept,) = [each for each in store.run("a").checkpoints(abandoned=True) if each.kind == "exception"]
+    assert kept.step == caught.value.step
+    assert kept["loop"]["step"] == kept.step
+    # the evaluation that it stopped at is there, too
+    assert kept.metrics["eval/return"] == pytest.approx(0, abs=1)
+    assert store.run("a").latest().id != kept.id
+
+
 def test_the_policy_may_go_on_after_its_last_rollback(store) -> None:
     policy = replace(POLICY, changes=simckpt.Reseed(), max_rollbacks=1, then="continue")
     assert simckpt.supervise(train, store, policy=policy).loop.step == 200
@@ -337,6 +353,89 @@ def test_a_function_that_raises_leaves_all_as_it_was(store) -> None:
     assert "rollback failed" in [event["event"] for event in events(store)]
 
 
+def clear_moments(components, level: int) -> None:
+    components["optimizer"].state.clear()
+
+
+def add_variable(components, level: int) -> None:
+    components["loop"].bonus = np.ones(level)
+
+
+@pytest.mark.parametrize("function", [clear_moments, add_variable])
+def test_a_function_may_change_what_a_later_start_takes_back(store, function) -> None:
+    policy = replace(POLICY, changes=simckpt.Scale(learning_rate=0.5) & simckpt.Call(function))
+    entered_again = simckpt.supervise(train, store, policy=policy)
+    assert entered_again.bits() == train(store, "b", policy=policy, in_place=True).bits()
+    assert same_line(store.run("a"), store.run("b"))
+    if function is add_variable:
+        assert entered_again.loop.bonus.tolist() == [1.0]
+
+
+def undo(components, level: int) -> None:
+    components["optimizer"].param_groups[0]["lr"] = HOT
+
+
+def delete_variable(components, level: int) -> None:
+    del components["loop"].clip
+
+
+def rename_variable(components, level: int) -> None:
+    components["loop"].clipping = components["loop"].clip
+    del components["loop"].clip
+
+
+def add_what_no_file_holds(components, level: int) -> None:
+    components["loop"].clip = open
+
+
+def exchange_the_object(components, level: int) -> None:
+    components["loop"] = simckpt.LoopState(step=0)
+
+
+@pytest.mark.parametrize(
+    ("in_place", "function", "error", "message"),
+    [
+        (
+            False,
+            undo,
+            OverrideNotAppliedError,
+            r"'learning_rate' was set to 0\.05, but after .*Call\(undo\).* has 0\.1",
+        ),
+        (True, undo, OverrideNotAppliedError, r"'learning_rate' was set to 0\.05, but after .*Call\(undo\).* has 0\.1"),
+        (False, delete_variable, UnsupportedStateError, r"no later start of run 'a'.*Call\(delete_variable\).*clip"),
+        (True, rename_variable, UnsupportedStateError, r"Call\(rename_variable\).*clip"),
+        (False, add_what_no_file_holds, UnsupportedStateError, "clip"),
+        (True, exchange_the_object, TypeError, "does not support item assignment"),
+    ],
+)
+def test_a_function_that_no_later_start_could_follow_changes_nothing(
+    store, in_place: bool, function, error: type[Exception], message: str
+) -> None:
+    seen: list[tuple[Objects, dict[str, Any]]] = []
+    policy = replace(POLICY, changes=simckpt.Scale(learning_rate=0.5) & simckpt.Call(function))
+    with pytest.raises(error, match=message) as caught:
+        train(store, policy=policy, in_place=in_place, seen=lambda _, objects: seen.append((objects, objects.bits())))
+    assert "was going back from step" in caught.value.__notes__[-1]
+    objects, bits = seen[-1]
+    assert objects.bits() == bits
+    assert objects.loop.clip == 0.2
+    assert {each.kind for each in store.run("a").checkpoints(abandoned=True)} == {"save"}
+    # a repaired program goes on, and back
+    if not in_place:
+        assert simckpt.supervise(train, store, until=130).loop.step == 130
+
+
+def test_a_function_that_gives_a_module_other_shapes_is_told_even_if_it_cannot_be_undone(store) -> None:
+    def widen(components, level: int) -> None:
+        components["model"].bias = torch.nn.Parameter(torch.zeros(3))
+
+    policy = replace(POLICY, changes=simckpt.Scale(learning_rate=0.5) & simckpt.Call(widen))
+    with pytest.raises(HalfRestoredError, match=r"no later start of run 'a' could restore.*widen") as caught:
+        train(store, policy=policy)
+    assert caught.value.components == ("model",)
+    assert {each.kind for each in store.run("a").checkpoints(abandoned=True)} == {"save"}
+
+
 def test_a_disk_that_refuses_the_commit_leaves_the_head_and_the_next_start_goes_back(store, monkeypatch) -> None:
     undisturbed = simckpt.supervise(train, store, "undisturbed")
     disk = GatedDisk()
@@ -361,30 +460,70 @@ def test_a_disk_that_refuses_the_commit_leaves_the_head_and_the_next_start_goes_
     assert same_line(store.run("a"), store.run("undisturbed"))
 
 
-def test_a_loop_cannot_go_on_after_the_commit_failed_unless_it_restores(store, monkeypatch) -> None:
-    objects = Objects(ARGS)
-    run = store.start("a")
-    run.configure(ARGS)
-    checkpointer = run.checkpointer(
-        objects.components, save_when=EACH, hyperparameters=objects.hyperparameters, rollback=POLICY, in_place=True
+def trained_in_place(
+    store: simckpt.Store, policy: simckpt.RollbackPolicy, run: str = "a"
+) -> tuple[simckpt.Checkpointer, Objects]:
+    """Returns a checkpointer that rolls back in place, and its objects, at step 130."""
+    started = store.start(run)
+    objects = Objects(started.configure(ARGS, defaults=ARGS))
+    checkpointer = started.checkpointer(
+        objects.components, save_when=EACH, hyperparameters=objects.hyperparameters, rollback=policy, in_place=True
     )
     while objects.loop.step < 130:
         objects.advance()
         checkpointer.step(objects.loop.step, objects.metrics())
     checkpointer.wait()
+    return checkpointer, objects
+
+
+def test_where_the_commit_fails_all_is_put_back_and_the_loop_goes_on(store, monkeypatch) -> None:
+    checkpointer, objects = trained_in_place(store, POLICY)
+    undisturbed, bits = trained_in_place(store, POLICY, "undisturbed"), objects.bits()
     publish = checkpointer._saver._files.publish
     monkeypatch.setattr(
         checkpointer._saver._files, "publish", lambda *_: (_ for _ in ()).throw(StorageError("the disk refused"))
     )
-    with pytest.raises(StorageError, match="the disk refused"):
-        checkpointer.step(131, {"loss": np.nan})
-    monkeypatch.setattr(checkpointer._saver._files, "publish", publish)
+    with pytest.raises(StorageError, match="the disk refused") as caught:
+        checkpointer.step(130, {"loss": np.nan})
+    assert "was going back from step 130: loss is nan" in caught.value.__notes__[0]
+    assert objects.bits() == bits
     assert checkpointer.hyperparameters["learning_rate"] == HOT
+    assert store.run("a").latest().step == 120
+    monkeypatch.setattr(checkpointer._saver._files, "publish", publish)
+    # nothing came of it: the loop may go on, and go back at another time
+    for each, its in ((checkpointer, objects), undisturbed):
+        its.advance()
+        assert each.step(131, {"loss": np.nan}).kind == "rollback"
+    assert objects.bits() == undisturbed[1].bits()
+    store.run("a").latest()
+    assert same_line(store.run("a"), store.run("undisturbed"))
+    checkpointer._run.close()
+    undisturbed[0]._run.close()
+
+
+def test_rows_that_cannot_be_put_back_are_told_and_have_to_be_restored(store, monkeypatch) -> None:
+    buffer, loop = replay.ReplayBuffer(200, Space(), Space(), num_envs=1, seed=1), simckpt.LoopState(step=0)
+    run = store.start("a")
+    checkpointer = run.checkpointer(
+        {"replay": buffer, "loop": loop}, save_when=simckpt.EverySteps(10), rollback=POLICY_RESEED, in_place=True
+    )
+    for loop.step in range(1, 26):
+        row = np.full((1, 3), loop.step, "float32")
+        buffer.add(row, row, row[:, 0], np.array([False]), np.array([False]), row)
+        checkpointer.step(loop.step, {"eval/return": [1.0, 2.0]} if loop.step == 10 else {})
+    checkpointer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            checkpointer._saver._files, "publish", lambda *_: (_ for _ in ()).throw(StorageError("the disk refused"))
+        )
+        with pytest.raises(HalfRestoredError, match="the disk refused") as caught:
+            checkpointer.step(25, {"loss": np.nan})
+    assert caught.value.components == ("replay",)
     with pytest.raises(ConfigurationError, match="restore_latest"):
-        checkpointer.step(132)
-    assert checkpointer.restore_latest().step == 120
-    assert objects.optimizer.param_groups[0]["lr"] == HOT
-    assert checkpointer.step(131, {"loss": np.nan}).kind == "rollback"
+        checkpointer.step(26)
+    assert checkpointer.restore_latest().step == 20
+    assert (len(buffer), loop.step) == (20, 20)
+    assert checkpointer.step(21, {"loss": np.nan}).kind == "rollback"
     run.close()
 
 
@@ -457,6 +596,107 @@ def test_a_branch_goes_back_to_its_origin_with_its_overrides(store) -> None:
     assert (objects.args["gamma"], objects.args["learning_rate"]) == (0.5, HOT / 2)
 
 
+def drawn(objects: Objects) -> list[Any]:
+    """Returns what one step of training has drawn, whatever the learning rate was."""
+    bits = objects.bits()
+    return [bits["sampler"], bits["torch"], bits["numpy"], objects.loop.observations.tobytes()]
+
+
+@pytest.mark.filterwarnings("ignore::simckpt.BranchWarning")
+@pytest.mark.parametrize(
+    ("overrides", "rng", "in_place"),
+    [
+        ({}, "reseed", False),
+        ({}, "reseed", True),
+        ({"num_envs": 4}, "continue", True),
+        ({"gamma": 0.5, "num_envs": 3}, "reseed", False),
+    ],
+    ids=str,
+)
+def test_a_branch_at_its_origin_again_has_what_it_began_with(store, overrides, rng: str, in_place: bool) -> None:
+    train(store, "origin", until=100, policy=None)
+    store.run("origin").latest().branch("b", overrides, rng=rng)
+    first: list[list[Any]] = []
+
+    def seen(checkpointer: simckpt.Checkpointer, objects: Objects) -> None:
+        if objects.loop.step == 101:
+            first.append(drawn(objects))
+
+    policy = replace(POLICY, changes=simckpt.Scale(learning_rate=0.5))
+    options = {"save_when": simckpt.EverySteps(50), "in_place": in_place}
+    objects = simckpt.supervise(train, store, "b", until=150, policy=policy, seen=seen, **options)
+    assert len(first) == 2
+    assert first[0] == first[1]
+    assert objects.loop.observations.shape == (overrides.get("num_envs", 2), 3)
+    head = next(each for each in store.run("b").checkpoints() if each.kind == "rollback")
+    assert head.parent == store.run("origin").at(step=100).id
+    assert (head.rollback["changes"]["seed"] is None) == (rng == "continue")
+
+
+@pytest.mark.filterwarnings("ignore::simckpt.BranchWarning")
+def test_components_of_another_shape_than_the_origins_return_to_the_branchs_beginning(store) -> None:
+    def run(name: str, num_envs: int, until: int) -> list[float]:
+        with store.start(name) as started:
+            args = started.configure({"num_envs": num_envs}, defaults={"num_envs": 2})
+            sums, loop = torch.nn.Linear(args["num_envs"], 1), simckpt.LoopState(step=0)
+            with torch.no_grad():
+                sums.weight[:] = 7
+            checkpointer = started.checkpointer(
+                {"sums": sums, "loop": loop},
+                save_when=simckpt.AtSteps(10),
+                hyperparameters=simckpt.Hyperparameters(from_args={"num_envs"}, fresh={"num_envs": {"sums"}}),
+                rollback=POLICY_RESEED,
+            )
+            with checkpointer:
+                checkpointer.restore_latest()
+                begun.append(sums.weight.flatten().tolist())
+                while loop.step < until:
+                    loop.step += 1
+                    with torch.no_grad():
+                        sums.weight += 1
+                    falls = name == "b" and len(begun) == 2 and loop.step == 15
+                    checkpointer.step(loop.step, {"loss": np.nan if falls else 0.5})
+        return sums.weight.flatten().tolist()
+
+    begun: list[list[float]] = []
+    run("origin", 2, 10)
+    store.run("origin").latest().branch("b", {"num_envs": 4})
+    assert simckpt.supervise(run, "b", 2, 20) == [17.0] * 4
+    assert begun == [[7.0] * 2, [7.0] * 4, [7.0] * 4]
+
+
+def test_branches_that_draw_their_own_numbers_do_so_after_going_back_to_their_origin(store) -> None:
+    train(store, "origin", until=100, policy=None)
+    seeds = []
+    for name in ("b", "c"):
+        store.run("origin").latest().branch(name, {}, rng="reseed")
+        with pytest.raises(RolledBack):
+            train(store, name, save_when=simckpt.EverySteps(50))
+        seeds.append(store.run(name).latest().rollback["changes"]["seed"])
+    assert len(set(seeds)) == 2
+
+
+def test_a_free_key_given_to_a_branch_is_in_force_again_at_its_origin(store) -> None:
+    train(store, "origin", until=100, policy=None)
+    store.run("origin").latest().branch("b", {"learning_rate": 0.2})
+    with store.start("b") as run:
+        objects = Objects(run.configure({**ARGS, "learning_rate": 0.3}, defaults=ARGS, free={"learning_rate"}))
+        checkpointer = run.checkpointer(
+            objects.components,
+            save_when=simckpt.AtSteps(200),
+            hyperparameters=objects.hyperparameters,
+            rollback=POLICY_RESEED,
+            in_place=True,
+        )
+        checkpointer.restore_latest()
+        assert objects.optimizer.param_groups[0]["lr"] == 0.3
+        for _ in range(2):
+            objects.advance()
+            checkpointer.step(objects.loop.step, {"loss": 1.0})
+        assert checkpointer.step(objects.loop.step, {"loss": np.nan}).kind == "rollback"
+        assert objects.optimizer.param_groups[0]["lr"] == 0.3
+
+
 def test_what_was_abandoned_can_be_read_and_branched_from(store) -> None:
     simckpt.supervise(train, store)
     run = store.run("a")
@@ -467,7 +707,7 @@ def test_what_was_abandoned_can_be_read_and_branched_from(store) -> None:
     assert train(store, "lost", until=lost.step + 20, policy=None).args["learning_rate"] == 0.01
 
 
-def test_what_would_fail_at_night_is_refused_at_the_start(store) -> None:
+def test_what_would_fail_at_night_is_refused_at_the_start(store, monkeypatch) -> None:
     run, objects = store.start("a"), Objects(ARGS)
     run.configure(ARGS)
 
@@ -477,6 +717,9 @@ def test_what_would_fail_at_night_is_refused_at_the_start(store) -> None:
             objects.components, save_when=EACH, hyperparameters=hyperparameters, rollback=policy, **options
         )
 
+    with monkeypatch.context() as patch, pytest.raises(ConfigurationError, match=r"simckpt\[rollback\]"):
+        patch.setitem(sys.modules, "scipy", None)
+        make(simckpt.Reseed())
     with pytest.raises(ConfigurationError, match="'lerning_rate'"):
         make(simckpt.Scale(lerning_rate=0.5))
     with pytest.raises(ConfigurationError, match="'replay'"):
@@ -486,6 +729,11 @@ def test_what_would_fail_at_night_is_refused_at_the_start(store) -> None:
     with pytest.raises(ConfigurationError, match="in place cannot change 'gamma'"):
         make(simckpt.Scale(gamma=0.5), in_place=True)
     make(simckpt.Scale(gamma=0.5))
+    run.configure({**ARGS, "layers": [4]})
+    with pytest.raises(ConfigurationError, match="room for 1024: layers"):
+        make(simckpt.SetTo(layers=list(range(400))))
+    with pytest.raises(ConfigurationError, match="cannot change 'num_envs'"):
+        make(simckpt.SetTo(num_envs=4))
     with pytest.raises(ConfigurationError, match="rollback is a policy"):
         run.checkpointer(objects.components, save_when=EACH, rollback="eval/return")
     with pytest.raises(ConfigurationError, match="in_place"):
@@ -519,13 +767,44 @@ def test_the_history_of_evaluations_is_part_of_every_checkpoint(store) -> None:
     run.close()
 
 
-@pytest.mark.parametrize("values", [np.zeros((2, 2)), ["high"], [None]], ids=["matrix", "text", "none"])
-def test_senseless_values_per_episode_are_refused_by_name(store, values: Any) -> None:
-    run = store.start("a")
-    checkpointer = run.checkpointer({"loop": simckpt.LoopState(step=0)}, save_when=EACH)
-    with pytest.raises(ConfigurationError, match="'eval/return'"):
-        checkpointer.step(1, {"eval/return": values})
-    run.close()
+SENSELESS = [
+    *(np.zeros((2, 2)), np.zeros((1, 2)), torch.zeros(2, 2), [[1.0]], {1.0}, range(3), {"a": 1.0}, object()),
+    *("high", np.array("high"), np.array(["high"]), ["high"], (None,), [[]], [{}]),
+    *(1j, np.complex128(1), np.complex64(1), [1j], np.array([1 + 2j]), np.array(1j), np.zeros(2, "complex64")),
+    *(torch.tensor(1j), torch.tensor([1 + 2j]), [torch.tensor(1j)], torch.tensor(1 + 0j)),
+    *(np.array([3], "m8[s]"), np.timedelta64(3, "s"), np.array([3], "M8[s]"), np.datetime64(3, "s")),
+    *(np.array([1, None], object), np.array(["high"], object), np.array([1j], object)),
+]
+
+
+@pytest.mark.parametrize("values", SENSELESS, ids=repr)
+def test_what_is_no_real_number_is_refused_as_a_metric_by_name(values: Any) -> None:
+    with pytest.raises(ConfigurationError, match="'eval/return'") as caught:
+        decisions.checked_metrics({"loss": 1.0, "eval/return": values})
+    assert caught.value.keys == ("eval/return",)
+
+
+@pytest.mark.parametrize(
+    ("value", "mean", "episodes"),
+    [
+        (np.float32(0.5), 0.5, None),
+        (np.int64(3), 3.0, None),
+        (np.array(2.5), 2.5, None),
+        (torch.tensor(2.5), 2.5, None),
+        (True, 1.0, None),
+        ([np.float32(0.5), 1, np.float64(1.5)], 1.0, (0.5, 1.0, 1.5)),
+        (np.array([1, 3], "uint8"), 2.0, (1.0, 3.0)),
+        (np.array([1, 3.0], object), 2.0, (1.0, 3.0)),
+        (torch.tensor([1.0, 3.0], dtype=torch.bfloat16), 2.0, (1.0, 3.0)),
+        ([torch.tensor(1.0), torch.tensor(3)], 2.0, (1.0, 3.0)),
+    ],
+    ids=repr,
+)
+def test_numbers_of_any_library_are_metrics(value: Any, mean: float, episodes: tuple[float, ...] | None) -> None:
+    metrics, returns = decisions.checked_metrics({"eval/return": value})
+    assert metrics == {"eval/return": mean}
+    assert returns == ({} if episodes is None else {"eval/return": episodes})
+    assert all(type(each) is float for each in (*metrics.values(), *returns.get("eval/return", ())))
 
 
 def test_a_file_is_laid_out_anew_only_when_the_history_outgrows_its_room() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from simckpt import configuration, provenance
 from simckpt.branching.importing import import_checkpoint
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import ConfigurationError, ConflictError
+from simckpt.errors import BranchWarning, ConfigurationError, ConflictError
+from simckpt.policies.arguments import in_kind_of
 from simckpt.run import Run
 from simckpt.storage import BranchRecord, RunRecord, StoreFiles
 from simckpt.storage.names import check_run_name
@@ -49,6 +51,7 @@ def branch(
     check_run_name(name)
     if name in files.runs():
         raise ConflictError(f"run {name!r} exists already: choose another name for the branch")
+    _warn_of_names(origin, name, changed)
     origin = import_checkpoint(files, origin, run=None, besides={name})
     record = RunRecord(
         id=uuid.uuid4().hex,
@@ -77,7 +80,8 @@ def checked_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any], *
         source: the origin, for messages.
 
     Raises:
-        ConfigurationError: keys that the origin lacks, with the near ones, or values of another type; all are told.
+        ConfigurationError: keys that the origin lacks, with the near ones, values of another type, or such that are
+            not finite where the origin's are; all are told.
     """
     if not isinstance(overrides, Mapping):
         raise ConfigurationError(f"overrides are {{hyperparameter: value}}, got {type(overrides).__name__}")
@@ -88,7 +92,7 @@ def checked_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any], *
             problems[str(key)] = f"{key!r} is no hyperparameter of it{nearest(str(key), values)}"
             continue
         try:
-            changed[key] = _like(values[key], configuration.plain(key, given))
+            changed[key] = in_kind_of(values[key], configuration.plain(key, given))
         except ConfigurationError as error:
             problems[key] = str(error)
         except (TypeError, OverflowError) as error:
@@ -99,28 +103,13 @@ def checked_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any], *
     return changed
 
 
-def _like(old: Any, new: Any) -> Any:
-    """Returns the new value in the type of the old one; raises TypeError if it has another type."""
-    if old is None:
-        return new  # nobody knows what else it may be
-    if type(old) is float and type(new) is int:
-        return float(new)
-    if isinstance(old, list | tuple) and isinstance(new, list):
-        items = [_like(old[0], item) for item in new] if _is_uniform(old) else new
-        return tuple(items) if isinstance(old, tuple) else items
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        if old.keys() != new.keys():
-            differing = ", ".join(repr(key) for key in sorted(old.keys() ^ new.keys()))
-            raise TypeError(f"a dict is given whole, with the keys that it has; these differ: {differing}")
-        return {key: _like(old[key], item) for key, item in new.items()}
-    if type(old) is not type(new):
-        raise TypeError(f"it is {_named(old)}, given {_named(new)}")
-    return new
-
-
-def _is_uniform(values: list[Any] | tuple[Any, ...]) -> bool:
-    return bool(values) and len({type(value) for value in values}) == 1
-
-
-def _named(value: Any) -> str:
-    return f"{value!r} of type {type(value).__name__}"
+def _warn_of_names(origin: Checkpoint, name: str, changed: Mapping[str, Any]) -> None:
+    """Warns of overrides of keys that hold the name of the origin's run, which a script gives for itself."""
+    for key, value in changed.items():
+        if origin.hyperparameters[key] == origin.run and value != name:
+            warnings.warn(
+                f"{key!r} holds the name of run {origin.run!r}, and the branch {name!r} gets {value!r} there: a script "
+                f"that gives it {name!r} contradicts that. The name of the branch is `name` alone; leave {key!r} out",
+                BranchWarning,
+                stacklevel=4,
+            )

@@ -103,6 +103,7 @@ def _cells(run: RunLineage) -> list[str]:
     counts = [f"{len(run.checkpoints):,}"]
     for number, what in (
         (sum(commit.abandoned and not commit.pruned for commit in run.commits), "abandoned"),
+        (sum(commit.evicted for commit in run.commits), "in the archive"),
         (len(run.commits) - len(run.checkpoints), "pruned"),
     ):
         counts += [f"{number:,} {what}"] if number else []

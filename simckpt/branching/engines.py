@@ -24,10 +24,18 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from simckpt.branching.children import end_group, has_ended, wait_for_end
+from simckpt.branching.functions import check_main_part
 from simckpt.errors import ConfigurationError, WorkerDiedError, WorkerFailedError
+from simckpt.policies.arguments import check_count
 
 GRACE = 60.0  # for a process that was asked to end: it may have to write its last checkpoint [s]
 POLL = 0.1  # between two looks at whether a process still lives [s]
+
+
+def check_time(name: str, value: Any, *, least: float = 0.0) -> None:
+    """Checks for a number of seconds, finite and at least so many; raises ConfigurationError."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < math.inf:
+        raise ConfigurationError(f"{name} is a time of at least {least:g} s, got {value!r}", keys=[name])
 
 
 class Future(Protocol):
@@ -66,17 +74,17 @@ class LocalEngine:
     Should this process die, the calls end at once.
 
     Args:
-        max_workers: how many calls run at a time; the cores of this machine by default.
+        max_workers: how many calls run at a time, at least 1; the cores of this machine by default.
         grace: between asking a call to end (SIGTERM, which `simckpt.OnSignal` answers by a save) and killing it [s].
 
     Raises:
-        ConfigurationError: `max_workers` is below 1.
+        ConfigurationError: an argument makes no sense.
     """
 
     def __init__(self, max_workers: int | None = None, *, grace: float = GRACE) -> None:
         workers = len(os.sched_getaffinity(0)) if max_workers is None else max_workers
-        if workers < 1:
-            raise ConfigurationError(f"max_workers is at least 1, got {workers}", keys=["max_workers"])
+        check_count(workers, policy="LocalEngine, max_workers:", key="max_workers")
+        check_time("grace", grace)
         self._grace = grace
         self._threads = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="simckpt-engine")
         self._futures: list[LocalFuture] = []
@@ -93,8 +101,9 @@ class LocalEngine:
         """Returns a future of `fn(*args)`; both, and the result, must be picklable: `fn` is a function of a module.
 
         Raises:
-            ConfigurationError: called by the main part of a script, in a process that this script has spawned.
+            ConfigurationError: called by a script at its top level, which the spawned process runs, too.
         """
+        check_main_part()
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             raise ConfigurationError(
                 "a process that a script spawns runs the script: put `if __name__ == '__main__':` around its calls"
@@ -212,7 +221,7 @@ def _child(fn: Callable[..., Any], args: tuple[Any, ...], sender: Connection) ->
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         answer = (True, fn(*args))
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         answer = (False, traceback.format_exc())
     sender.send(answer)
 

@@ -10,17 +10,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simckpt.branching.branch import checked_overrides
-from simckpt.branching.engines import Engine, LocalEngine
+from simckpt.branching.engines import Engine, LocalEngine, check_time
+from simckpt.branching.functions import check_main_part
 from simckpt.branching.jobs import Train, branch_job, is_complete, made_folder, train_branch
 from simckpt.branching.progress import Bars
 from simckpt.branching.tracking import BranchResult, Tracked
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import ConfigurationError
+from simckpt.policies.arguments import check_duration
+from simckpt.presentation import printable
 from simckpt.run import Run
 from simckpt.storage import StoreFiles
 from simckpt.storage.names import check_run_name
+from simckpt.storage.run_records import RNG_MODES
 
 HEARTBEAT = 1800.0  # of silence, after which a branch is given up [s]; an evaluation is silent, too
+SHORTEST = 1.0  # [s]; what a branch writes is looked at every `POLL`
 POLL = 0.2  # between two looks at the futures [s]
 _COLUMNS = ("run", "status", "step", "seconds", "error")
 
@@ -49,7 +54,8 @@ class FanOut(Mapping[str, BranchResult]):
         """Returns a row for each branch, as `pandas.DataFrame` takes them: overrides and metrics are columns.
 
         All rows have all columns, None where a branch lacks a value. A name that is taken is called
-        `hyperparameters.<name>` or `metrics.<name>`, as in queries. The error is the last line of `BranchResult.error`.
+        `hyperparameters.<name>` or `metrics.<name>`, as in queries. The error is the last line of `BranchResult.error`,
+        control characters spelled out.
         """
         results = self._results.values()
         overrides = dict.fromkeys(key for result in results for key in result.overrides)
@@ -64,7 +70,7 @@ class FanOut(Mapping[str, BranchResult]):
                 "step": result.step,
                 **{column: result.metrics.get(key) for column, key in metrics.items()},
                 "seconds": result.seconds,
-                "error": result.error.strip().rpartition("\n")[2],
+                "error": last_line(result.error),
             }
             for result in results
         ]
@@ -75,7 +81,7 @@ class FanOut(Mapping[str, BranchResult]):
         columns = list(rows[0]) if rows else ["run", "status"]
         empty = [name for name in ("seconds", "error") if all(row[name] in (None, "") for row in rows)]
         columns = [name for name in columns if name not in empty]
-        return [columns, *([_shown(row[name]) for name in columns] for row in rows)]
+        return [[printable(name) for name in columns], *([_shown(row[name]) for name in columns] for row in rows)]
 
     def __repr__(self) -> str:
         cells = self._cells()
@@ -92,12 +98,18 @@ class FanOut(Mapping[str, BranchResult]):
         return "<table>" + "".join(lines) + "</table>"
 
 
+def last_line(error: str) -> str:
+    """Returns the last line of a traceback, as it can be shown on a terminal."""
+    return printable(error.strip().rpartition("\n")[2])
+
+
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool | str):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else repr(value)
+        return printable(str(value))
+    shown = f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else repr(value)
+    return printable(shown)
 
 
 def fan_out(
@@ -133,22 +145,30 @@ def fan_out(
         engine: where the branches run; processes of this machine by default, as many as it has cores.
         rng: "continue" or "reseed", see `Checkpoint.branch`.
         deadline: for each branch, from its start [s]; None: none.
-        heartbeat: how long a branch may be silent [s]: neither a heartbeat of `Checkpointer.step`, which comes at most
-            every 30 s, nor a checkpoint. Well above 30 s and the length of an evaluation. None: for ever.
+        heartbeat: how long a branch may be silent [s], at least 1: neither a checkpoint nor a heartbeat of
+            `Checkpointer.step`, of which a branch is told to give three in that time. Longer than an evaluation takes,
+            in which no step comes, and than a shared file system hides what another machine has written. Until its
+            first heartbeat a branch has two minutes in any case. None: for ever.
         logs: a folder, in which a text file for each branch takes what it prints; None leaves that to the engine.
         progress: whether to draw progress bars.
 
     Raises:
-        ConfigurationError: overrides that do not fit the checkpoint, a run of that name that is not this branch, or a
-            `train` that another process cannot find. Nothing was started then.
+        ConfigurationError: overrides that do not fit the checkpoint, a run of that name that is not this branch, a
+            `train` that another process cannot find, or another argument that makes no sense. Nothing was started then.
         InvalidNameError: a name that no run can have.
         StorageError: the disk refused.
     """
-    _check(deadline=deadline, heartbeat=heartbeat)
+    _check(checkpoint, variants, rng, logs)
+    check_times(deadline, heartbeat)
+    check_engine(engine)
+    if engine is None or isinstance(engine, LocalEngine):
+        check_main_part()
     files = checkpoint.files
     folder = None if logs is None else made_folder(logs)
     jobs = {
-        name: branch_job(files.path, name, train, log=None if folder is None else folder / f"{name}.log")
+        name: branch_job(
+            files.path, name, train, log=None if folder is None else folder / f"{name}.log", heartbeat=heartbeat
+        )
         for name in variants
     }
     branches = _branches(files, checkpoint, variants, rng)
@@ -168,10 +188,47 @@ def fan_out(
     return FanOut({name: results[name] for name in variants})
 
 
-def _check(**seconds: float | None) -> None:
-    for name, value in seconds.items():
-        if value is not None and not value > 0:
-            raise ConfigurationError(f"{name} is a time above 0 s, got {value}", keys=[name])
+def _check(checkpoint: Any, variants: Any, rng: Any, logs: Any) -> None:
+    check_origin(checkpoint)
+    check_rng(rng)
+    if logs is not None and not isinstance(logs, str | os.PathLike):
+        raise ConfigurationError(f"logs is the path of a folder, got {logs!r}", keys=["logs"])
+    if not isinstance(variants, Mapping):
+        raise ConfigurationError(
+            f"variants are {{name of the new run: its overrides}}, got {variants!r}", keys=["variants"]
+        )
+    for name, overrides in variants.items():
+        check_run_name(name)
+        if not isinstance(overrides, Mapping):
+            message = f"the overrides of variant {name!r} are {{hyperparameter: value}}, got {overrides!r}"
+            raise ConfigurationError(message, keys=[name])
+
+
+def check_origin(checkpoint: Any) -> None:
+    """Checks for a checkpoint to branch; raises ConfigurationError."""
+    if not isinstance(checkpoint, Checkpoint):
+        message = f"branches start from a checkpoint, such as `run.latest()`, got {checkpoint!r}"
+        raise ConfigurationError(message, keys=["checkpoint"])
+
+
+def check_rng(rng: Any) -> None:
+    """Checks for what is to become of random streams; raises ConfigurationError."""
+    if rng not in RNG_MODES:
+        raise ConfigurationError(f"rng is one of {', '.join(map(repr, RNG_MODES))}, got {rng!r}", keys=["rng"])
+
+
+def check_times(deadline: Any, heartbeat: Any) -> None:
+    """Checks how long a branch may run and may be silent; raises ConfigurationError."""
+    if deadline is not None:
+        check_duration(deadline, policy="a deadline", key="deadline", unit="seconds")
+    if heartbeat is not None:
+        check_time("heartbeat", heartbeat, least=SHORTEST)
+
+
+def check_engine(engine: Any) -> None:
+    """Checks for an engine, or None; raises ConfigurationError."""
+    if engine is not None and (isinstance(engine, type) or not callable(getattr(engine, "submit", None))):
+        raise ConfigurationError(f"an engine is such as `simckpt.LocalEngine(4)`, got {engine!r}", keys=["engine"])
 
 
 def _branches(
@@ -181,7 +238,6 @@ def _branches(
     existing = set(files.runs())
     values = checkpoint.hyperparameters
     for name, overrides in variants.items():
-        check_run_name(name)
         changed = checked_overrides(values, overrides, source=f"{checkpoint!r} (variant {name!r})")
         if name in existing:
             _check_same(Run(files, name), checkpoint, changed, rng)

@@ -108,7 +108,7 @@ class Population:
                 **each.hyperparameters,
                 "copies": each.copies,
                 "reason": each.reason,
-                "error": each.error.strip().rpartition("\n")[2],
+                "error": fan_out.last_line(each.error),
             }
             for each in self.standings
         ]
@@ -141,6 +141,7 @@ class PopulationTraining:
         self._name = name
         self._engine = engine
         self._track = functools.partial(Tracked, deadline=deadline, heartbeat=heartbeat)
+        self._heartbeat = heartbeat
         self._progress = progress
         self._job(name, step=0)  # refused before anything is made, if no other process can find the function
         existing = set(self._files.runs())
@@ -280,7 +281,8 @@ class PopulationTraining:
                 raise
 
     def _job(self, run: str, *, step: int) -> dict[str, Any]:
-        return branch_job(self._files.path, run, functools.partial(self._train, until_step=step), log=None)
+        train = functools.partial(self._train, until_step=step)
+        return branch_job(self._files.path, run, train, log=None, heartbeat=self._heartbeat)
 
     def _result(self, run: Run, step: int) -> _Result | None:
         """Returns what a member is ranked by at the end of a generation; None if it has not got there."""

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from simckpt.branching.targets import Loss, PutBack, Target, targets_of
+from simckpt.branching.watching import Watch, Watches
 from simckpt.configuration import plain
-from simckpt.errors import ConfigurationError, OverrideNotAppliedError, SimckptError
+from simckpt.errors import BranchWarning, ConfigurationError, OverrideNotAppliedError, SimckptError
 from simckpt.suggest import nearest
-
-
-@dataclass
-class _Watch:
-    """A target that was set, and what was seen of it since."""
-
-    key: str
-    wanted: Any
-    target: Target
-    stepped: bool = False
-    loss: Loss | None = None
-
-    def look(self) -> None:
-        if self.loss is None:
-            self.loss = self.target.find_loss(self.wanted)
-
-    @property
-    def proven(self) -> bool:
-        return (self.target.optimizer is None or self.stepped) and self.target.moved
 
 
 class Hyperparameters:
@@ -45,7 +27,7 @@ class Hyperparameters:
 
     A restore brings back the hyperparameters of the origin with the state that holds them. So the overrides of a
     branch, and what a rollback changes, are set after it, and looked at again when the optimizer and the schedulers
-    have stepped.
+    have stepped. Later starts of the run, whose state has them already, look at them in the same way.
 
     Args:
         controls: key -> what holds it, or a list of what does:
@@ -57,7 +39,8 @@ class Hyperparameters:
             `(object, "attribute")`, `(dict, "key")`.
         from_args: keys that the program reads from its arguments alone; `Run.configure` has put them there.
         fresh: key -> components, or `component/variable` of a `LoopState`, that a change of this key leaves as the
-            program built them, because the saved ones have other shapes.
+            program built them, because the saved ones have other shapes. An override that equals the origin's value
+            changes nothing.
 
     Raises:
         ConfigurationError: something that does not exist or cannot be set; an optimizer whose scheduler is not bound; a
@@ -80,9 +63,8 @@ class Hyperparameters:
         if twice:
             message = f"{', '.join(map(repr, twice))}: named both in the controls and in from_args; leave it out of one"
             raise ConfigurationError(message, keys=twice)
-        self._watches: list[_Watch] = []
+        self._watches = Watches()
         self._undo: list[PutBack] = []
-        self._hooks: list[Any] = []
 
     def __repr__(self) -> str:
         return f"Hyperparameters({', '.join(sorted(self.keys)) or 'none'})"
@@ -139,10 +121,10 @@ class Hyperparameters:
             OverrideNotAppliedError: a key that is not declared, or a target that did not take its value.
         """
         self.check(values)
-        self._disarm()
+        self._watches.clear()
         self._undo = []
         watches = [
-            _Watch(key, plain(key, value), target)
+            Watch(key, plain(key, value), target)
             for key, value in values.items()
             for target in self._targets.get(key, ())
         ]
@@ -154,57 +136,103 @@ class Hyperparameters:
             for watch in watches:
                 watch.target.begin_watch()
                 watch.look()
-                _raise_if_lost(watch, "right after it was set")
+                watch.raise_if_lost("right after it was set")
         except BaseException:
             self.take_back()
             raise
-        self._arm(watches)
+        self._watches.add(watches)
+
+    def lacking(self, values: Mapping[str, Any]) -> dict[str, Loss]:
+        """Returns {key: where something else is} of the values that are not in force; sets nothing.
+
+        Args:
+            values: key -> value; keys that nothing holds are passed over.
+        """
+        found: dict[str, Loss] = {}
+        for key, value in values.items():
+            for target in self._targets.get(key, ()):
+                target.begin_watch()
+                loss = target.find_loss(plain(key, value))
+                if loss is not None:
+                    found.setdefault(key, loss)
+        return found
+
+    def watch(self, values: Mapping[str, Any]) -> None:
+        """Arms `verify` for values that a restored state brings with it, and sets nothing.
+
+        Call it after `apply`, which begins anew. What is not in force to begin with is not watched: the program may
+        have changed it since, or it was lost before.
+
+        Args:
+            values: key -> value; keys that nothing holds are passed over.
+
+        Warns:
+            BranchWarning: by name, of each that is not in force.
+        """
+        lacking = self.lacking(values)
+        for key, value in values.items():
+            if key not in lacking:
+                held = self._targets.get(key, ())
+                self._watches.add([Watch(key, plain(key, value), target, "was restored as") for target in held])
+                continue
+            warnings.warn(
+                f"hyperparameter {key!r} is {value!r} since a branch or a rollback, but in the restored state "
+                f"{lacking[key].where} has {lacking[key].found!r}. Where the program changes it as training goes on, "
+                "name it in from_args, for it is no hyperparameter then; otherwise it was lost before the state was "
+                "saved",
+                BranchWarning,
+                stacklevel=7,
+            )
 
     def take_back(self) -> None:
         """Puts back what the last `apply` has set, and ends the watch: for a restore that failed after it."""
-        self._disarm()
+        self._watches.clear()
         for put_back in reversed(self._undo):
             put_back()
         self._undo = []
 
+    def look(self, when: str) -> None:
+        """Checks that what was set is in force now, and goes on watching it; raises as `verify`, and says when."""
+        self._watches.look(when)
+
     def verify(self) -> None:
-        """Checks, after `apply`, that what was set is still in force; free once that is proven.
+        """Checks, after `apply` and `watch`, that the values are still in force; free once that is proven.
 
         Proven is a value that was seen in force at a step of its optimizer, after a step of its schedulers, and here.
 
         Raises:
-            OverrideNotAppliedError: something has taken the value away.
+            OverrideNotAppliedError: something has taken a value away, or the program steps another optimizer than the
+                one that is bound.
         """
-        if not self._watches:
-            return
-        for watch in self._watches:
-            watch.look()
-            _raise_if_lost(watch, "after training went on")
-        if all(watch.proven for watch in self._watches):
-            self._disarm()
+        if self._watches.verify():
             self._undo = []
 
-    def _arm(self, watches: list[_Watch]) -> None:
-        self._watches = watches
-        optimizers = {id(watch.target.optimizer): watch.target.optimizer for watch in watches}
-        for optimizer in optimizers.values():
-            if optimizer is not None:
-                self._hooks.append(optimizer.register_step_post_hook(self._note_step))
+    def warn_if_unproven(self, what: str, *, again: bool = False) -> None:
+        """Warns, once after each `apply`, of values that no step of their optimizer has used yet.
 
-    def _disarm(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._watches, self._hooks = [], []
+        That is no error: a loop may collect experience for long before it learns. But the optimizer that is bound may
+        also be one that the loop never steps, and nobody can tell the difference.
 
-    def _note_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # seen here is what the step used; raised at `verify`, for an optimizer's step is no place for it
-        for watch in self._watches:
-            if watch.target.optimizer is optimizer:
-                watch.look()
-                watch.stepped = True
+        Args:
+            what: is done now, for the message.
+            again: also if it was told before.
+
+        Warns:
+            BranchWarning: with the keys and the optimizers.
+        """
+        unproven = self._watches.unproven(again=again)
+        if unproven:
+            listing = "; ".join(f"{key!r} in {where}" for key, where in unproven.items())
+            warnings.warn(
+                f"{what}, and these hyperparameters were changed, but have not been seen in force yet, for the "
+                f"optimizer that holds them has not stepped since: {listing}. If the loop has learned since, it steps "
+                "another optimizer: bind that one in simckpt.Hyperparameters",
+                BranchWarning,
+                stacklevel=6,
+            )
 
 
-def _set(watch: _Watch) -> PutBack:
+def _set(watch: Watch) -> PutBack:
     """Sets a target to its value; returns what puts the old one back."""
     try:
         return watch.target.set(watch.wanted)
@@ -217,20 +245,6 @@ def _set(watch: _Watch) -> PutBack:
             key=watch.key,
             wanted=watch.wanted,
         ) from error
-
-
-def _raise_if_lost(watch: _Watch, when: str) -> None:
-    loss = watch.loss
-    if loss is None:
-        return
-    expected = "" if loss.expected == watch.wanted else f", which makes {loss.expected!r} there by now"
-    raise OverrideNotAppliedError(
-        f"hyperparameter {watch.key!r} was set to {watch.wanted!r}{expected}, but {when} {loss.where} has "
-        f"{loss.found!r}: {loss.advice}",
-        key=watch.key,
-        wanted=watch.wanted,
-        found=loss.found,
-    )
 
 
 def _checked_key(key: Any) -> str:

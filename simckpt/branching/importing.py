@@ -7,38 +7,15 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
 from pathlib import Path
 
 from simckpt import provenance
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import ConflictError, StoreError
-from simckpt.state import Encoded
-from simckpt.state.leaf import LogLeaf
-from simckpt.storage import CommitDraft, CommitRecord, ImportRecord, RunRecord, StartRecord, StoreFiles, exports
-from simckpt.storage.names import encode_part
-
-
-@dataclass(frozen=True)
-class Source:
-    """A checkpoint to be copied into another store.
-
-    Attributes:
-        store: id of its store.
-        run: the record of its run.
-        commit: its own record, later metrics included.
-        start: the record of the start that saved it.
-        shared: paths of the leaves that lie in segments, and shall do so again.
-        read: returns {component: encoded state}, every byte verified.
-    """
-
-    store: str
-    run: RunRecord
-    commit: CommitRecord
-    start: StartRecord
-    shared: Collection[str]
-    read: Callable[[], Mapping[str, Encoded]]
+from simckpt.errors import ConfigurationError, ConflictError, StoreError
+from simckpt.storage import CommitDraft, CommitRecord, ImportRecord, RunRecord, StoreFiles, exports
+from simckpt.storage.copying import Source, source_of
+from simckpt.storage.names import check_run_name
 
 
 def import_checkpoint(
@@ -52,62 +29,92 @@ def import_checkpoint(
         run: name of the new run, or None.
         besides: names that the new run shall not have.
     """
-    if not isinstance(source, Checkpoint):
-        return _imported(files, _source_in(Path(source)), run, besides)
-    if source.files.path == files.path:
-        return source
-    return _imported(files, _source_of(source), run, besides)
+    if run is not None:
+        check_run_name(run)
+    if isinstance(source, Checkpoint):
+        if _is_same(source.files, files):
+            return _under(source, run)
+        found = source_of(source.files, source.run, source.seq, metrics=source.metrics)
+        return _imported(files, found, _identity(found), run, besides)
+    if not isinstance(source, str | os.PathLike):
+        message = f"an import takes a Checkpoint, or the path of an exported one, got {source!r}"
+        raise ConfigurationError(message, keys=["source"])
+    found = exports.open_export(Path(source))
+    identity = _identity(found)
+    if (known := _copy_of(files, identity)) is not None:
+        # it is not needed, but whoever gives a damaged file should hear of it
+        found.verify()
+        return _under(known, run)
+    return _imported(files, found, identity, run, besides)
 
 
-def _source_of(checkpoint: Checkpoint) -> Source:
-    """Returns a checkpoint of a store as something to be copied; raises what reading its records raises."""
-    files = checkpoint.files
-    index = files.index(checkpoint.run, checkpoint.seq)
-    return Source(
-        store=files.id,
-        run=files.read_run(checkpoint.run),
-        commit=replace(index.commit, metrics=dict(checkpoint.metrics)),
-        start=files.read_start(checkpoint.run, index.commit.start),
-        shared=frozenset(leaf.path for leaf in index if leaf.pieces),
-        read=checkpoint.read,
-    )
+def _is_same(one: StoreFiles, other: StoreFiles) -> bool:
+    """Returns whether two stores are one; a copy of a store, which has the same id, is another."""
+    try:
+        return one.id == other.id and one.path.samefile(other.path)
+    except OSError:
+        return one.path == other.path
 
 
-def _source_in(path: Path) -> Source:
-    found = exports.open_export(path)
-    return Source(found.store, found.run, found.commit, found.start, found.shared, found.read)
+def _identity(source: Source) -> ImportRecord:
+    """Returns which checkpoint a copy of this one is a copy of: of a copy the original, however often it was copied."""
+    if source.commit.kind == "import" and source.run.imported is not None:
+        return source.run.imported
+    return ImportRecord(source.store, source.run.name, source.commit.id)
 
 
-def _imported(files: StoreFiles, source: Source, run: str | None, besides: Collection[str]) -> Checkpoint:
-    name = _begun(files, source.commit.id)
-    if name is not None and (found := _import_in(files, name)):
-        return found
-    components = _as_logs(source.read(), source.shared)
-    if name is None:
-        name = _new_run(files, source, run, besides)
-    with files.claim(name):
-        # somebody else may have imported the same one meanwhile
-        if found := _import_in(files, name):
-            return found
-        draft = CommitDraft(
-            parent=None,
-            step=source.commit.step,
-            metrics=source.commit.metrics,
-            kind="import",
-            versions=source.commit.versions,
-            host=source.commit.host,
-            start=files.write_start(name, source.start),
+def _under(found: Checkpoint, run: str | None) -> Checkpoint:
+    if run is not None and found.run != run:
+        raise ConflictError(
+            f"{found!r} is what is to be imported, and in the store already: it cannot be imported as {run!r} as well. "
+            f"Leave the name out, or branch from it: Checkpoint.branch({run!r})"
         )
-        return Checkpoint(files, name, files.commit(name, draft, components).record)
+    return found
 
 
-def _begun(files: StoreFiles, checkpoint: str) -> str | None:
+def _imported(
+    files: StoreFiles, source: Source, identity: ImportRecord, run: str | None, besides: Collection[str]
+) -> Checkpoint:
+    name = _begun(files, identity)
+    if name is not None and (found := _import_in(files, name)):
+        return _under(found, run)
+    wanted = _free_name(files, source, run, besides) if name is None else name
+    prepared = files.prepare_copy(wanted, source)
+    try:
+        if name is None:
+            name = _new_run(files, source, identity, wanted)
+        with files.claim(name):
+            # somebody else may have imported the same one meanwhile
+            if found := _import_in(files, name):
+                files.discard(prepared)
+                return _under(found, run)
+            draft = CommitDraft(
+                parent=None,
+                step=source.commit.step,
+                metrics=source.commit.metrics,
+                kind="import",
+                versions=source.commit.versions,
+                host=source.commit.host,
+                start=files.write_start(name, source.start),
+            )
+            return Checkpoint(files, name, files.publish(name, draft, prepared).record)
+    except BaseException:
+        files.discard(prepared)
+        raise
+
+
+def _copy_of(files: StoreFiles, identity: ImportRecord) -> Checkpoint | None:
+    name = _begun(files, identity)
+    return None if name is None else _import_in(files, name)
+
+
+def _begun(files: StoreFiles, identity: ImportRecord) -> str | None:
     """Returns the run that holds a copy of a checkpoint, or was made for one before a kill; None if there is none."""
     for name in files.runs():
         imported = None
         with contextlib.suppress(StoreError):  # a damaged run is not what is looked for
             imported = files.read_run(name).imported
-        is_copy = imported is not None and imported.checkpoint == checkpoint
+        is_copy = imported is not None and imported.checkpoint == identity.checkpoint
         # one whose copy was pruned has a life of its own by now
         if is_copy and (not files.sequence(name) or _import_in(files, name)):
             return name
@@ -121,7 +128,7 @@ def _import_in(files: StoreFiles, run: str) -> Checkpoint | None:
     return None
 
 
-def _new_run(files: StoreFiles, source: Source, wanted: str | None, besides: Collection[str]) -> str:
+def _free_name(files: StoreFiles, source: Source, wanted: str | None, besides: Collection[str]) -> str:
     taken = {*files.runs(), *besides}
     if wanted is not None and wanted in taken:
         raise ConflictError(f"run {wanted!r} exists already: choose another name for the imported checkpoint")
@@ -129,6 +136,10 @@ def _new_run(files: StoreFiles, source: Source, wanted: str | None, besides: Col
     while name in taken:
         number += 1
         name = f"{source.run.name[: 99 - len(str(number))]}-{number}"
+    return name
+
+
+def _new_run(files: StoreFiles, source: Source, identity: ImportRecord, name: str) -> str:
     record = RunRecord(
         id=uuid.uuid4().hex,
         name=name,
@@ -138,21 +149,7 @@ def _new_run(files: StoreFiles, source: Source, wanted: str | None, besides: Col
         git=source.run.git,
         versions=provenance.versions(),
         host=platform.node(),
-        imported=ImportRecord(source.store, source.run.name, source.commit.id),
+        imported=identity,
     )
     files.write_run(name, record)
     return name
-
-
-def _as_logs(components: Mapping[str, Encoded], shared: Collection[str]) -> dict[str, Encoded]:
-    """Returns the components, the leaves at some paths as logs all of whose rows are new: they go into segments."""
-    found = {}
-    for name, encoded in components.items():
-        leaves = {
-            key: LogLeaf(leaf.data, leaf.dtype, leaf.shape, leaf.kind)
-            if f"{encode_part(name)}/{key}" in shared
-            else leaf
-            for key, leaf in encoded.leaves.items()
-        }
-        found[name] = Encoded(leaves, encoded.structure)
-    return found

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import importlib.util
-import inspect
 import json
 import os
 import platform
@@ -22,9 +19,9 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
+from simckpt.branching.functions import check_call, described, function_of
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, RunLockedError, StoreError
 from simckpt.rollback import supervise
 from simckpt.run import Run
@@ -35,17 +32,16 @@ from simckpt.store import Store
 Train = Callable[[str, str], object] | Sequence[str]
 
 COMPLETE = "complete"  # tag of the head of a branch whose training has returned
-_SPAWNED = "__mp_main__"  # what multiprocessing calls the main module of the parent
-_MAIN = ("__main__", _SPAWNED)
 _PATIENCE = 30.0  # for a process of this machine that still writes the branch but is about to end [s]
 
 
 def train_branch(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains one branch to its end in this process, and returns {"status", "error", "seconds"}.
 
-    The status is "complete" (the head is tagged so), "interrupted" (a signal ended it after a save, with exit code 75)
-    or "failed"; the error is a traceback. A branch that is complete already is not trained again. Re-entered after a
-    rollback, as by `simckpt.supervise`.
+    The status is "complete" (the head is tagged so), "interrupted" (a signal ended it: after a save, with exit code 75,
+    or as a KeyboardInterrupt) or "failed"; the error is a traceback. A training that returns and has no checkpoint has
+    failed. A branch that is complete already is not trained again. Re-entered after a rollback, as by
+    `simckpt.supervise`.
 
     Args:
         job: as `branch_job` makes it.
@@ -60,14 +56,18 @@ def train_branch(job: Mapping[str, Any]) -> dict[str, Any]:
         _wait_for_claim(store, job["run"])
         if is_complete(store.run(job["run"])):
             return _ended("complete", "", started)
-        _supervise(function_of(job["train"]), job["store"], job["run"])
-        mark_complete(store.run(job["run"]))
+        with claims.beating_every(job["beat"]):
+            _supervise(function_of(job["train"]), job["store"], job["run"])
+        if not mark_complete(store.run(job["run"])):
+            status, error = "failed", _nothing_saved(store.run(job["run"]))
     except SystemExit as exit:
         if exit.code == EXIT_REQUEUE:
             status, error = "interrupted", "ended by a signal after a save"
         else:
             status, error = "failed", traceback.format_exc()
-    except Exception:
+    except KeyboardInterrupt:
+        status, error = "interrupted", traceback.format_exc()
+    except BaseException:
         status, error = "failed", traceback.format_exc()
     if error:
         print(error, file=sys.stderr, flush=True)
@@ -87,7 +87,19 @@ def _ended(status: str, error: str, started: float) -> dict[str, Any]:
     return {"status": status, "error": error, "seconds": time.perf_counter() - started}
 
 
-def branch_job(store: Path, run: str, train: Train, *, log: str | os.PathLike[str] | None) -> dict[str, Any]:
+def _nothing_saved(run: Run) -> str:
+    begin = 0 if run.branch is None else run.branch.step
+    return f"returned without a checkpoint: does it save, and is its end beyond step {begin:,}, where it begins?"
+
+
+def branch_job(
+    store: Path,
+    run: str,
+    train: Train,
+    *,
+    log: str | os.PathLike[str] | None,
+    heartbeat: float | None = None,
+) -> dict[str, Any]:
     """Returns the job of training one branch, for `train_branch`.
 
     Args:
@@ -95,21 +107,27 @@ def branch_job(store: Path, run: str, train: Train, *, log: str | os.PathLike[st
         run: the branch's name.
         train: called with the store's folder and the run's name; or the command line of a script.
         log: file that takes what the training prints; None leaves it to the engine.
+        heartbeat: how long the branch may be silent [s]: it is told to give three heartbeats in that time.
 
     Raises:
-        ConfigurationError: another process cannot find `train`.
+        ConfigurationError: another process cannot find `train`, or cannot call it with a store and a run.
     """
+    function = train if callable(train) else _script(train)
+    description = described(function)
+    check_call(function, str(store), run)
     return {
         "store": str(store),
         "run": run,
-        "train": described(train if callable(train) else _script(train)),
+        "train": description,
+        "beat": claims.BEAT_EVERY if heartbeat is None else min(claims.BEAT_EVERY, heartbeat / 3),
         "path": [str(Path(entry).absolute()) for entry in sys.path],
         "log": None if log is None else str(Path(log).absolute()),
     }
 
 
-def _script(command: Sequence[str]) -> Callable[..., Any]:
-    if isinstance(command, str) or not command or not Path(command[0]).is_file():
+def _script(command: Any) -> Callable[..., Any]:
+    words = command if isinstance(command, list | tuple) and command else [""]
+    if not all(isinstance(word, str | os.PathLike) for word in words[:1]) or not Path(words[0]).is_file():
         raise ConfigurationError(
             f"train is a function or the command line of a Python script, [path, flag, ...], got {command!r}",
             keys=["train"],
@@ -125,10 +143,13 @@ def is_complete(run: Run) -> bool:
     return False
 
 
-def mark_complete(run: Run) -> None:
-    """Tags the head; a branch without a checkpoint of its own has done nothing that would be lost."""
-    with contextlib.suppress(CheckpointNotFoundError):
+def mark_complete(run: Run) -> bool:
+    """Tags the head; returns False if the branch has no checkpoint of its own."""
+    try:
         run.latest().tag(COMPLETE)
+    except CheckpointNotFoundError:
+        return False
+    return True
 
 
 def _wait_for_claim(store: Store, run: str) -> None:
@@ -164,108 +185,6 @@ def _write_to(log: str | None) -> None:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
-
-
-def described(function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns what another process needs to find a function, as values that JSON can hold.
-
-    Args:
-        function: of a module or a script, at its top level; or a `functools.partial` of one.
-
-    Raises:
-        ConfigurationError: another process cannot find it, or arguments of the partial that JSON cannot hold.
-    """
-    inner: Any = function
-    arguments: tuple[Any, ...] = ()
-    keywords: dict[str, Any] = {}
-    if isinstance(function, functools.partial):
-        inner, arguments, keywords = function.func, function.args, function.keywords
-    shown = getattr(inner, "__qualname__", repr(inner))
-    if not inspect.isfunction(inner) or not shown.isidentifier():
-        raise ConfigurationError(
-            f"another process cannot find {shown}: give a function at the top level of a module or script, or a "
-            f"functools.partial of one",
-            keys=["train"],
-        )
-    module, file = inner.__module__, None
-    main = module in _MAIN
-    if main:
-        script = sys.modules[module]
-        spec = getattr(script, "__spec__", None)
-        if spec is not None and spec.name not in _MAIN:
-            module = spec.name  # python -m
-        elif getattr(script, "__file__", None):
-            file = str(Path(str(script.__file__)).absolute())
-        else:
-            raise ConfigurationError(
-                f"another process cannot find {shown}, which was defined in a notebook or at a prompt: put it into a "
-                f"module",
-                keys=["train"],
-            )
-    try:
-        json.dumps([arguments, keywords], allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"the arguments of {shown} are more than JSON can hold: {error}") from error
-    return {
-        "module": module,
-        "file": file,
-        "main": main,
-        "name": shown,
-        "arguments": list(arguments),
-        "keywords": keywords,
-    }
-
-
-def function_of(description: Mapping[str, Any]) -> Callable[..., Any]:
-    """Returns the function that `described` described; imports its module, or runs its script but for its main part."""
-    if description["main"]:
-        module = _main_module(description["module"], description["file"])
-    else:
-        module = importlib.import_module(description["module"])
-    function = getattr(module, description["name"])
-    if description["arguments"] or description["keywords"]:
-        function = functools.partial(function, *description["arguments"], **description["keywords"])
-    found: Callable[..., Any] = function
-    return found
-
-
-def _main_module(name: str, file: str | None) -> ModuleType:
-    """Returns what was the main module of the process that described a function, as the main module of this one.
-
-    Checkpoints name the classes and functions of a script `__main__.<name>`. To be found when a branch is restored,
-    they have these names here, too.
-    """
-    own = sys.modules["__main__"]
-    if file is not None and own.__name__ == "__main__" and _is_file(own, file):
-        return own
-    loaded = sys.modules.get(_SPAWNED)
-    if file is None:
-        module = importlib.import_module(name)
-    elif loaded is not None and _is_file(loaded, file):
-        module = loaded
-    else:
-        module = _loaded(file)
-    for value in list(vars(module).values()):
-        if isinstance(value, FunctionType | type) and value.__module__ == module.__name__:
-            value.__module__ = "__main__"
-    module.__name__ = "__main__"
-    sys.modules["__main__"] = module
-    return module
-
-
-def _is_file(module: ModuleType, file: str) -> bool:
-    return os.path.realpath(str(getattr(module, "__file__", None))) == os.path.realpath(file)
-
-
-def _loaded(file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_SPAWNED, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses and the like look their module up by its name
-    sys.modules[_SPAWNED] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def run_script(store: str, run: str, *, script: str, flags: Sequence[str]) -> None:

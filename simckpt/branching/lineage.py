@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class Commit:
         size: what it added to the store [bytes]; 0 once it is pruned.
         abandoned: whether the head of its run does not descend from it, because of a rollback.
         pruned: whether only this record of it is left.
+        evicted: whether its state is in the archive alone.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Commit:
     size: int
     abandoned: bool
     pruned: bool
+    evicted: bool = False
 
 
 @dataclass(frozen=True)
@@ -258,16 +260,19 @@ def _holder(files: StoreFiles, catalog: Catalog, run: RunLineage) -> str | None:
 def _looked_at(files: StoreFiles, catalog: Catalog, name: str) -> RunLineage:
     """Returns what a run's own record and commits say; its origin's run is that of the record, not yet verified."""
     try:
-        record, contents = files.read_run(name), catalog.contents(name)
+        record, contents, evicted = files.read_run(name), catalog.contents(name), files.evicted(name)
     except StoreError as error:
         return RunLineage(name, damaged=(str(error),))
-    return of_run(record, contents)
+    return of_run(record, contents, evicted=evicted)
 
 
-def of_run(record: RunRecord, contents: Contents) -> RunLineage:
-    """Returns what one run adds to the tree, from its record and its commits."""
+def of_run(record: RunRecord, contents: Contents, *, evicted: Collection[int] = ()) -> RunLineage:
+    """Returns what one run adds to the tree, from its record, its commits and the numbers of the evicted ones."""
     abandoned = abandoned_ids(contents.records, origin=record.origin)
-    commits = tuple(_commit(each, contents, abandoned=each.id in abandoned) for each in contents.records)
+    commits = tuple(
+        _commit(each, contents, abandoned=each.id in abandoned, evicted=each.seq in evicted)
+        for each in contents.records
+    )
     branch = record.branch
     return RunLineage(
         name=record.name,
@@ -287,7 +292,7 @@ def of_run(record: RunRecord, contents: Contents) -> RunLineage:
     )
 
 
-def _commit(record: Record, contents: Contents, *, abandoned: bool) -> Commit:
+def _commit(record: Record, contents: Contents, *, abandoned: bool, evicted: bool) -> Commit:
     marks = contents.marks.get(record.id)
     return Commit(
         id=record.id,
@@ -300,6 +305,7 @@ def _commit(record: Record, contents: Contents, *, abandoned: bool) -> Commit:
         size=record.size if isinstance(record, CommitRecord) else 0,
         abandoned=abandoned,
         pruned=isinstance(record, TombstoneRecord),
+        evicted=evicted and isinstance(record, CommitRecord),
     )
 
 

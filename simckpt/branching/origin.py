@@ -57,12 +57,22 @@ class Past:
     Attributes:
         values: those in force at the head; before the first commit the run's own.
         changed: keys that branches and rollbacks have set, those of the runs that it descends from included.
+        names: of the runs that it descends from, and of those that imports among them were copied from.
         formerly: what the hyperparameters were before such a change, for that is what an unchanged command line gives.
     """
 
     values: Mapping[str, Any]
     changed: frozenset[str]
+    names: frozenset[str]
     formerly: Sequence[Mapping[str, Any]]
+
+    def named(self, given: Mapping[str, Any], run: str) -> set[str]:
+        """Returns the keys that are given the run's name where they held that of a run it descends from.
+
+        Scripts tend to have the run's name among their arguments.
+        """
+        before = {key: value for key, value in self.values.items() if isinstance(value, str)}
+        return {key for key, value in given.items() if value == run and before.get(key) in self.names}
 
 
 def past_of(files: StoreFiles, run: RunRecord) -> Past:
@@ -76,7 +86,8 @@ def past_of(files: StoreFiles, run: RunRecord) -> Past:
     """
     damaged: dict[int, StoreError] = {}
     records = files.records(run.name, damaged=damaged)
-    line = ancestry(records)
+    # training goes on from the newest that is left: what is in quarantine has changed nothing
+    line = living(ancestry(records))
     by_rollbacks = _changes(line)
     values = {**run.hyperparameters, **by_rollbacks}
     # what a rollback did before an import, or in a record that is damaged, is told by the start of the head alone; and
@@ -86,7 +97,7 @@ def past_of(files: StoreFiles, run: RunRecord) -> Past:
         values = {key: start.get(key, value) for key, value in values.items()}
     changed = {*by_rollbacks}
     formerly = [run.hyperparameters, *_before_rollbacks(files, run.name, records, line)]
-    seen = {run.name}
+    own, seen, imported = run.name, {run.name}, {run.imported.run} if run.imported else set()
     with contextlib.suppress(StoreError):
         while run.branch is not None and run.branch.run not in seen:
             branch = run.branch
@@ -99,8 +110,26 @@ def past_of(files: StoreFiles, run: RunRecord) -> Past:
                 formerly.append(files.read_start(branch.run, line[-1].start).hyperparameters)
             formerly += _before_rollbacks(files, branch.run, records, line)
             run = files.read_run(branch.run)
+            imported |= {run.imported.run} if run.imported else set()
             formerly.append(run.hyperparameters)
-    return Past(values, frozenset(changed), formerly)
+    return Past(values, frozenset(changed), frozenset((seen - {own}) | imported), formerly)
+
+
+def original_id(checkpoint: Checkpoint) -> str:
+    """Returns the id that the random streams of a branch derive from: of the checkpoint that an import is a copy of.
+
+    So a branch draws the same numbers in whichever store it begins.
+
+    Raises:
+        DamagedError, FormatError: the record of the checkpoint's run cannot be trusted.
+    """
+    imported = checkpoint.files.read_run(checkpoint.run).imported if checkpoint.kind == "import" else None
+    return checkpoint.id if imported is None else imported.checkpoint
+
+
+def living(line: Records) -> Records:
+    """Returns a line as far as its newest checkpoint that is still there."""
+    return line[: max((place for place, record in enumerate(line, 1) if isinstance(record, CommitRecord)), default=0)]
 
 
 def _changes(line: Records) -> dict[str, Any]:
@@ -113,11 +142,17 @@ def _changes(line: Records) -> dict[str, Any]:
 
 
 def _before_rollbacks(files: StoreFiles, run: str, records: Records, line: Records) -> list[Mapping[str, Any]]:
-    """Returns the hyperparameters of the last save before each rollback on a line that has changed some."""
+    """Returns the hyperparameters before each rollback on a line that has changed some.
+
+    Those of the start that rolled back, where the rollback names it, and those of the last save before it.
+    """
     rollbacks = {record.id for record in line if _changes([record])}
     found = []
-    for before, record in itertools.pairwise(records):
-        if record.id in rollbacks and isinstance(before, CommitRecord):
-            with contextlib.suppress(StoreError):
-                found.append(files.read_start(run, before.start).hyperparameters)
+    for before, record in itertools.pairwise([None, *records]):
+        if record is not None and record.id in rollbacks:
+            own = (record.rollback or {}).get("start")
+            starts = [before.start] if isinstance(before, CommitRecord) else []
+            for start in [own, *starts] if isinstance(own, str) else starts:
+                with contextlib.suppress(StoreError):
+                    found.append(files.read_start(run, start).hyperparameters)
     return found

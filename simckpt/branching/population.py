@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from simckpt.branching.fan_out import HEARTBEAT
+from simckpt.branching.fan_out import HEARTBEAT, check_engine, check_origin, check_times
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError
 from simckpt.policies.arguments import check_count, check_metric
+from simckpt.storage.names import check_run_name
 
 if TYPE_CHECKING:
     from simckpt.branching.engines import Engine
@@ -159,16 +160,23 @@ class PopulationBasedTraining:
                 "truncation",
             ),
             (not _is_share(self.resample, 1.0), "resample: from 0 to 1", "resample"),
-            (not self.factors or not all(map(_is_factor, self.factors)), "factors: numbers above 0", "factors"),
+            (
+                not _is_list(self.factors) or not all(map(_is_factor, self.factors)),
+                "factors: numbers above 0",
+                "factors",
+            ),
             (self.rng not in ("reseed", "continue"), "rng: 'reseed' or 'continue'", "rng"),
             (type(self.seed) is not int, "seed: a whole number", "seed"),
-            (not self.explore, "explore: at least one hyperparameter", "explore"),
+            (
+                not isinstance(self.explore, Mapping) or not self.explore,
+                "explore: {hyperparameter: a Range or a list of values}, of at least one",
+                "explore",
+            ),
         ):
             if wrong:
                 raise ConfigurationError(f"PopulationBasedTraining, {message}; got {getattr(self, key)!r}", keys=[key])
         for key, values in self.explore.items():
-            listed = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
-            if not isinstance(values, Range) and not listed:
+            if not isinstance(values, Range) and not _is_list(values):
                 raise ConfigurationError(
                     f"PopulationBasedTraining, explore: {key!r} needs a Range or a list of values, got {values!r}",
                     keys=[key],
@@ -275,7 +283,11 @@ class PopulationBasedTraining:
         from simckpt.branching.engines import LocalEngine
         from simckpt.branching.generations import PopulationTraining
 
-        check_count(generations, policy="PopulationBasedTraining.train", key="generations")
+        check_origin(checkpoint)
+        check_run_name(name)
+        check_times(deadline, heartbeat)
+        check_engine(engine)
+        check_count(generations, policy="PopulationBasedTraining.train, generations:", key="generations")
         with contextlib.ExitStack() as stack:
             used = engine if engine is not None else stack.enter_context(LocalEngine())
             training = PopulationTraining(
@@ -297,6 +309,10 @@ def _sample(values: Range | Sequence[Any], draw: Callable[[], float]) -> Any:
 
 def _pick(values: Sequence[Any], draw: Callable[[], float]) -> Any:
     return values[int(draw() * len(values))]
+
+
+def _is_list(values: Any) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
 
 
 def _is_share(value: Any, most: float) -> bool:

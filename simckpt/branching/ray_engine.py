@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -13,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from simckpt.branching.engines import GRACE
-from simckpt.branching.jobs import described, function_of
+from simckpt.branching.engines import GRACE, check_time
+from simckpt.branching.functions import described, function_of
 from simckpt.errors import ConfigurationError, WorkerDiedError, WorkerFailedError
 
 
@@ -38,12 +39,19 @@ class RayEngine:
             process [s].
 
     Raises:
-        ConfigurationError: Ray is not installed, or an address is given and this process is connected already.
+        ConfigurationError: Ray is not installed, an address is given and this process is connected already, or an
+            argument makes no sense.
     """
 
     def __init__(
         self, *, cpus: float = 1.0, gpus: float = 0.0, address: str | None = None, grace: float = GRACE
     ) -> None:
+        for name, share in (("cpus", cpus), ("gpus", gpus)):
+            if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share < math.inf:
+                raise ConfigurationError(f"{name} is a number of at least 0, got {share!r}", keys=[name])
+        if address is not None and not isinstance(address, str):
+            raise ConfigurationError(f"address is a text such as 'auto', got {address!r}", keys=["address"])
+        check_time("grace", grace)
         try:
             import ray
             import ray.util.scheduling_strategies

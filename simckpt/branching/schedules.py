@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
+from torch.optim.swa_utils import SWALR
 
 from simckpt.branching.foretelling import ABSOLUTE, Foretold, computed_rates, position
 from simckpt.branching.schedulers import acting, has_chain, is_driven, keeper, leaves, put, rebase
-from simckpt.branching.targets import Loss, PutBack, copied, holds, plainly, refuse_different
+from simckpt.branching.targets import Loss, PutBack, copied, holds, plainly, refuse_different, same
 from simckpt.errors import ConfigurationError, OverrideNotAppliedError
 
 _UNBOUND = "a scheduler drives this optimizer, and its next step would take the value away: bind the scheduler too"
@@ -78,7 +79,7 @@ class RateTarget:
         self._refuse_unfit()
         self._foretold: Foretold | None = None
         self._without: list[float] | None = None
-        self._deaf = False
+        self._deaf: list[float] | None = None  # the rates that it will have whatever the base is
         self._start: list[Any] = []
         self._rates: list[float] = []
 
@@ -90,6 +91,11 @@ class RateTarget:
             problem = _UNBOUND
         elif any(isinstance(leaf, CyclicLR) for leaf in self._leaves):
             problem = "CyclicLR goes between two rates, and no single one can be changed; name the key in from_args"
+        elif any(isinstance(leaf, SWALR) for leaf in self._leaves):
+            problem = (
+                'SWALR goes to a rate of its own, whatever the base: bind that as (optimizer, "swa_lr"), and this key '
+                "to the schedulers before it; without any, name the key in from_args"
+            )
         elif any(isinstance(leaf, OneCycleLR) and leaf not in self._schedulers for leaf in self._leaves):
             problem = "OneCycleLR inside another scheduler keeps its rates where the others keep theirs"
         elif together and len(self._leaves) > 1 and (floors or any(isinstance(x, ABSOLUTE) for x in self._leaves)):
@@ -112,6 +118,7 @@ class RateTarget:
             raise OverrideNotAppliedError(message, key=self._key, wanted=value)
         if type(value) not in (int, float):
             raise TypeError(f"a learning rate is a number, got {value!r}")
+        self._refuse_half_restored(value)
         put_back = keeper(self.optimizer, self._leaves + self._schedulers)
         own = [leaf for leaf in self._leaves if not type(leaf).__module__.startswith("torch.")]
         before = {index: (float(plainly(self._base(index))), self._rate(index)) for index in self._groups}
@@ -131,6 +138,32 @@ class RateTarget:
             put_back()
             raise
         return put_back
+
+    def _refuse_half_restored(self, value: float) -> None:
+        """Refuses a scheduler that has the value already, as the program made it, while its optimizer has not.
+
+        The factor from the old base to the new one would be 1, and the old rate stay. Every scheduler begins with the
+        `initial_lr` of its optimizer's groups as its base; so with the state of both restored they agree.
+        """
+        for leaf in self._leaves:
+            for index in [] if isinstance(leaf, OneCycleLR | ReduceLROnPlateau) else self._groups:
+                base = plainly(leaf.base_lrs[index])
+                initial = plainly(self.optimizer.param_groups[index].get("initial_lr", base))
+                # a rate that is computed anew from the base needs nothing of the optimizer
+                multiplied = not isinstance(leaf, ABSOLUTE)
+                if same(base, initial) or not (same(base, value) or (multiplied and same(initial, value))):
+                    continue
+                names = type(leaf).__name__, type(self.optimizer).__name__
+                restored, anew = names[::-1] if same(base, value) else names
+                raise OverrideNotAppliedError(
+                    f"hyperparameter {self._key!r} cannot be set to {value!r}, for {restored} has been restored, and "
+                    f"{anew} is as the program made it: {names[0]} has the base rate {base!r} for group {index}, and "
+                    f"{names[1]} had begun with {initial!r}. Register both as components, directly or as parts of "
+                    f"others; or name both in fresh={{{self._key!r}: ...}}, where both are to begin anew",
+                    key=self._key,
+                    wanted=value,
+                    found=initial if same(base, value) else base,
+                )
 
     def _base(self, index: int) -> Any:
         """Returns the base rate of a group, or the rate where there is none."""
@@ -164,12 +197,12 @@ class RateTarget:
         self._start = [position(each) for each in self._schedulers]
         self._rates = self._live()
         self._foretold = Foretold(self.optimizer, self._schedulers)
-        ahead = None if self._without is None else Foretold(self.optimizer, self._schedulers).rates_ahead()
-        self._deaf = (
-            ahead is not None
-            and self._without is not None
-            and any(self._without[index] == ahead[index] != 0.0 for index in self._groups)
-        )
+        without, self._without = self._without, None
+        ahead = None if without is None else Foretold(self.optimizer, self._schedulers).rates_ahead()
+        self._deaf = None
+        if ahead is not None and without is not None:
+            is_deaf = any(without[index] == ahead[index] != 0.0 for index in self._groups)
+            self._deaf = without if is_deaf else None
 
     def find_loss(self, value: Any) -> Loss | None:
         """Returns the first group whose rate is not what the schedule makes of the value, or a base that is another."""
@@ -180,10 +213,10 @@ class RateTarget:
                 if not holds(base, value):
                     where = f"the base rate of {type(leaf).__name__} for group {index}"
                     return Loss(where, value, plainly(base), "something in the program sets it, or has loaded a state")
-        if self._deaf:
+        if self._deaf is not None:
             where = f"{type(self._leaves[0]).__name__} after its next step"
             advice = "it has that with and without the change: this scheduler does not compute its rates from base_lrs"
-            return Loss(where, value, self._without, advice)
+            return Loss(where, value, self._deaf, advice)
         live = self._live()
         expected = self._expected(live, value)
         for index in self._groups:

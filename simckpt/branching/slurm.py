@@ -21,6 +21,7 @@ from typing import Any
 
 from simckpt.branching.jobs import call_file, made_folder
 from simckpt.errors import ConfigurationError, WorkerDiedError
+from simckpt.policies.arguments import check_count
 from simckpt.signals import EXIT_REQUEUE
 from simckpt.storage import durable
 
@@ -49,12 +50,18 @@ class SlurmEngine:
             day by default), `cpus_per_task`, `mem`, `gpus_per_node`, `account`, `setup` (shell lines), ...
 
     Raises:
-        ConfigurationError: submitit is missing, there is no Slurm here, or parameters that it does not know.
+        ConfigurationError: submitit is missing, there is no Slurm here, parameters that it does not know, or another
+            argument that makes no sense.
     """
 
     def __init__(
         self, folder: str | os.PathLike[str], *, python: str = sys.executable, warning: int = WARNING, **parameters: Any
     ) -> None:
+        if not isinstance(folder, str | os.PathLike):
+            raise ConfigurationError(f"folder is the path of a folder, got {folder!r}", keys=["folder"])
+        if not isinstance(python, str) or not python:
+            raise ConfigurationError(f"python is the path of an interpreter, got {python!r}", keys=["python"])
+        check_count(warning, policy="SlurmEngine, warning [s]:", key="warning")
         self.folder = Path(folder).absolute()
         self._python = python
         self._parameters = {"time": 24 * 60, **parameters}

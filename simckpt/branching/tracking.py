@@ -15,7 +15,8 @@ from simckpt.errors import StoreError
 from simckpt.run import Run
 from simckpt.storage import claims
 
-LISTEN = 1.0  # between two looks at what a branch has written [s]
+LISTEN = 1.0  # between two looks at what a branch has written; at a third of a short heartbeat's time [s]
+START = 120.0  # of silence that any branch is granted until its loop runs: imports, envs, a restore [s]
 GIVE_UP = 120.0  # for a branch that was told to end, before it is left to itself [s]
 
 
@@ -26,9 +27,10 @@ class BranchResult:
     Attributes:
         run: its name.
         overrides: {hyperparameter: value}.
-        status: "complete"; "failed": the training raised; "died": its process was killed; "stopped": it passed the
-            deadline or was silent for too long; "interrupted": a signal ended it after a save. All but the first go on
-            where they were at the next `fan_out`.
+        status: "complete"; "failed": the training raised, or returned without a checkpoint; "died": its process was
+            killed; "stopped": it passed the deadline or was silent for too long; "interrupted": a signal ended it,
+            after a save if `OnSignal` answers it, or a KeyboardInterrupt did. All but the first go on where they were
+            at the next `fan_out`.
         error: what went wrong, a traceback if there is one; empty if nothing did.
         step: of its head [env steps]; None without a checkpoint of its own.
         metrics: of its head.
@@ -59,7 +61,7 @@ class Tracked:
     Args:
         run: the branch, to read.
         deadline: how long it may run [s]; None: for ever.
-        heartbeat: how long it may be silent [s]; None: for ever.
+        heartbeat: how long it may be silent [s], from its first heartbeat or commit on; None: for ever.
         clock: the time [s].
     """
 
@@ -81,6 +83,7 @@ class Tracked:
         self._heartbeat = heartbeat
         self._signs: tuple[float | None, list[int]] | None = None
         self._began: float | None = None
+        self._loops = False  # whether it was heard of from within its loop, since it began
         self._heard = self._listened = -math.inf
         self._reason = ""  # why it was told to end
         self._told = 0.0
@@ -96,27 +99,35 @@ class Tracked:
         self.running = self.future.running()
         if not self.running:
             # it waits for its turn, or was put back into the queue
-            self._began = None
+            self._began, self._loops = None, False
             return False
         if self._began is None:
             self._began = self._heard = now
         self._listen(now)
         if self._deadline is not None and now - self._began > self._deadline:
             self._stop(f"not at its end after the deadline of {self._deadline:g} s", now)
-        elif self._heartbeat is not None and now - self._heard > self._heartbeat:
-            self._stop(f"no sign of life for {self._heartbeat:g} s", now)
+        elif (silence := self._longest_silence()) is not None and now - self._heard > silence:
+            self._stop(f"no sign of life for {silence:g} s", now)
         self._seconds = now - self._began
         return False
 
+    def _longest_silence(self) -> float | None:
+        if self._heartbeat is None or self._loops:
+            return self._heartbeat
+        return max(self._heartbeat, START)
+
     def _listen(self, now: float) -> None:
         """Notes the signs of life."""
-        if now - self._listened < LISTEN:
+        if now - self._listened < min(LISTEN, (self._heartbeat or math.inf) / 3):
             return
         self._listened = now
         # what cannot be read for the moment is no sign
         with contextlib.suppress(StoreError):
             signs = claims.heard_of(self._files.path / "runs" / self.run.name), self._files.sequence(self.run.name)
             if signs != self._signs:
+                # a claim that came or went is none of the loop's
+                before = self._signs or (None, signs[1])
+                self._loops |= before[1] != signs[1] or None not in (before[0], signs[0])
                 self._signs, self._heard = signs, now
                 self.step = _head(self.run)[0]
 

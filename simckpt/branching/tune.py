@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from simckpt import configuration
+from simckpt.branching.fan_out import check_origin, check_rng
+from simckpt.branching.functions import check_call, described, function_of
 from simckpt.branching.generations import result_at
-from simckpt.branching.jobs import described, function_of
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError
-from simckpt.policies.arguments import check_count
+from simckpt.policies.arguments import check_count, check_metric
 from simckpt.rollback import supervise
 from simckpt.run import Run
 from simckpt.storage import durable
+from simckpt.storage.names import check_run_name
 from simckpt.store import Store
 
 POINTER = "simckpt.json"  # the file in Tune's checkpoint folder
@@ -72,9 +74,14 @@ def trainable(
     except ImportError as error:
         raise ConfigurationError('Ray Tune is needed: pip install "simckpt[ray]"') from error
 
+    check_origin(checkpoint)
+    check_metric(metric, "max", policy="trainable")
     check_count(interval, policy="trainable", key="interval")
+    check_run_name(name)
+    check_rng(rng)
     store, origin, path = str(checkpoint.files.path.absolute()), checkpoint.id, list(sys.path)
     function = described(train)
+    check_call(train, store, name, until_step=interval)
 
     base: Any = tune.Trainable
 

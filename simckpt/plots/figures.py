@@ -42,14 +42,15 @@ def figure(title: str, *, x: str = "", y: str = "", height: int = 420, note: str
     made = graph_objects().Figure()
     made.update_layout(
         title={"text": text(title), "x": 0, "xref": "paper", "font_size": 17, "y": 1, "yref": "container"},
-        title_pad={"t": 18},
+        # a title of two lines is set higher
+        title_pad={"t": 32 if note else 18},
         font={"family": FONT, "color": INK, "size": 13},
         plot_bgcolor="white",
         paper_bgcolor="white",
         height=height,
-        margin={"l": 20, "r": 24, "t": 74 if note else 54, "b": 44},
+        margin={"l": 20, "r": 24, "t": 80 if note else 54, "b": 44},
         hoverlabel={"bgcolor": "white", "font": {"family": FONT, "size": 12}, "align": "left"},
-        legend={"orientation": "h", "x": 0, "y": -0.16, "yanchor": "top", "traceorder": "normal"},
+        legend={"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top", "traceorder": "normal"},
         xaxis={**axis, "title": x},
         yaxis={**axis, "title": y},
     )
@@ -62,6 +63,12 @@ def set_note(made: Any, note: str) -> None:
     """Sets the small print under the title of a figure that was made with some."""
     title = made.layout.title.text.partition("<br>")[0]
     made.layout.title.text = f'{title}<br><span style="font-size:12px;color:{MUTED}">{text(note)}</span>'
+
+
+def explain(made: Any, name: str, symbol: str, color: str) -> None:
+    """Adds an entry to the legend alone: that of a trace would show the symbol of its first point."""
+    marker = {"color": color, "size": 9, "symbol": symbol}
+    made.add_trace(graph_objects().Scatter(x=[None], y=[None], mode="markers", name=name, marker=marker))
 
 
 def text(value: object) -> str:

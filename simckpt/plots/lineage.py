@@ -53,7 +53,9 @@ def lineage(of: Store | Run | Graph, *, metric: str | None = None) -> Any:
         # a second rollback may abandon what a first one abandoned: that stays where it is
         heights |= dict.fromkeys(part.abandoned, lanes[run.name] + SUBLANE * place)
     depth = max(heights.values(), default=0.0)
-    made = figures.figure(_title(graph), x="step", height=round(170 + LANE * (max(depth, *lanes.values(), 0.0) + 1)))
+    made = figures.figure(
+        _title(graph), x="step [env steps]", height=round(170 + LANE * (max(depth, *lanes.values(), 0.0) + 1))
+    )
     for place, run in enumerate(graph.runs):
         _draw_run(made, run, lanes[run.name], heights, figures.color(place))
     for run, part, place in parts:

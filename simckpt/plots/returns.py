@@ -9,11 +9,13 @@ from typing import Any
 from simckpt.branching import drawing
 from simckpt.plots import figures
 from simckpt.plots.curves import Curve, Point, curve, mean_of
+from simckpt.plots.lineage import DECIDED, ROLLBACK
 from simckpt.run import Run
 
 NOTE_EPISODES = "bands: 95 % confidence of the mean over the episodes of an evaluation"
 NOTE_RUNS = "mean of the runs as far as all of them reach; thin: each run; bands: 95 % confidence"
 NOTE_ROLLBACKS = "dashed: abandoned by a rollback"
+NAMED = 3  # so many runs are named in the title
 
 
 def returns(
@@ -27,21 +29,24 @@ def returns(
     Args:
         runs: a run; several, with a curve each; or {label: runs}, with a curve for each label, the mean of its runs.
         metric: such as "eval/return".
-        title: of the figure; the metric by default.
+        title: of the figure; the metric and the runs by default.
 
     Raises:
         CheckpointNotFoundError: a run has checkpoints and none of them such a metric. A run without any is left out.
         ConfigurationError: plotly is not installed.
     """
-    groups = _groups(runs)
-    made = figures.figure(title or metric, x="step", y=metric if title else "", note=" ")
-    many = any(len(members) > 1 for _, members in groups)
+    found = [
+        (label, [curve(run, metric) for run in members if run.lineage().run(run.name).commits])
+        for label, members in _groups(runs)
+    ]
+    groups = [(label, curves) for label, curves in found if curves]
+    shown = ", ".join(label for label, _ in groups) if len(groups) <= NAMED else f"{len(groups)} curves"
+    made = figures.figure(title or f"{metric} of {shown or 'no run'}", x="step [env steps]", y=metric, note=" ")
+    many = any(len(curves) > 1 for _, curves in groups)
     notes: dict[str, None] = {NOTE_RUNS: None} if many else {}
-    for place, (label, members) in enumerate(groups):
+    symbols: set[str] = set()
+    for place, (label, curves) in enumerate(groups):
         color = figures.color(place)
-        curves = [curve(run, metric) for run in members if run.lineage().run(run.name).commits]
-        if not curves:
-            continue
         if len(curves) == 1:
             _draw(made, label, curves[0].line, color)
             _draw_parts(made, label, curves[0], color)
@@ -49,11 +54,17 @@ def returns(
                 notes[NOTE_EPISODES] = None
             if curves[0].parts:
                 notes[NOTE_ROLLBACKS] = None
+                symbols |= {DECIDED.symbol, ROLLBACK.symbol}
             continue
         for each in curves:
             _thin(made, label, each, color)
         _draw(made, label, mean_of(curves), color)
-        _mark_rollbacks(made, label, curves, color)
+        if any(part.points for each in curves for part in each.parts):
+            _mark_rollbacks(made, label, curves, color)
+            symbols.add(DECIDED.symbol)
+    for kind in (DECIDED, ROLLBACK):
+        if kind.symbol in symbols:
+            figures.explain(made, kind.name, kind.symbol, figures.MUTED)
     figures.set_note(made, "; ".join(notes))
     made.update_xaxes(tickformat="~s")
     made.update_layout(showlegend=True)
@@ -128,7 +139,7 @@ def _draw_parts(made: Any, label: str, of_run: Curve, color: str) -> None:
                 y=[last.mean, first.mean],
                 mode="markers",
                 marker={
-                    "symbol": ["x", "diamond"],
+                    "symbol": [DECIDED.symbol, ROLLBACK.symbol],
                     "opacity": 1,
                     "size": [10, 11],
                     "color": [figures.ALARM, color],
@@ -159,19 +170,24 @@ def _thin(made: Any, label: str, of_run: Curve, color: str) -> None:
 def _mark_rollbacks(made: Any, label: str, curves: Iterable[Curve], color: str) -> None:
     """Adds a cross where each run of a group was rolled back, on that run's own abandoned part."""
     ends = [(part.points[-1], part) for each in curves for part in each.parts if part.points]
-    if ends:
-        made.add_trace(
-            figures.graph_objects().Scatter(
-                x=[point.step for point, _ in ends],
-                y=[point.mean for point, _ in ends],
-                mode="markers",
-                marker={"symbol": "x", "size": 8, "opacity": 1, "color": color, "line": {"color": "white", "width": 1}},
-                legendgroup=figures.text(label),
-                showlegend=False,
-                hovertemplate="%{customdata}<extra></extra>",
-                customdata=[figures.text(drawing.rollback(part.rollback)).replace("; ", "<br>") for _, part in ends],
-            )
+    made.add_trace(
+        figures.graph_objects().Scatter(
+            x=[point.step for point, _ in ends],
+            y=[point.mean for point, _ in ends],
+            mode="markers",
+            marker={
+                "symbol": DECIDED.symbol,
+                "size": 8,
+                "opacity": 1,
+                "color": color,
+                "line": {"color": "white", "width": 1},
+            },
+            legendgroup=figures.text(label),
+            showlegend=False,
+            hovertemplate="%{customdata}<extra></extra>",
+            customdata=[figures.text(drawing.rollback(part.rollback)).replace("; ", "<br>") for _, part in ends],
         )
+    )
 
 
 def _hover(label: str, point: Point) -> str:

@@ -41,7 +41,7 @@ def _of_run(run: Run) -> Any:
     title = f"{run.name}: {presentation.count(len(checkpoints), 'checkpoint')}, {presentation.size(total)} added"
     off = len(checkpoints) - len(on_line)
     note = f"pale: {off} off the line of the head" if off else ""
-    made = figures.figure(title, x="step, in the order of commits", y="bytes added", note=note, height=380)
+    made = figures.figure(title, x="step [env steps], in the order of commits", y="bytes added", note=note, height=380)
     places = list(range(len(checkpoints)))
     for part, name in enumerate(PARTS):
         values = [_parts([checkpoint])[part] for checkpoint in checkpoints]

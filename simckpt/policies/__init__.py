@@ -13,6 +13,7 @@ from simckpt.policies.changes import (
     new_values,
     reseeds,
 )
+from simckpt.policies.degradation import check_scipy
 from simckpt.policies.ending import OnException, OnSignal, grace_of, signals_of
 from simckpt.policies.keeping import KeepAll, KeepBest, KeepEvery, KeepLast, KeepPolicy, KeepTagged, MaxBytes
 from simckpt.policies.records import (
@@ -60,6 +61,7 @@ __all__ = [
     "SetTo",
     "Verdict",
     "calls",
+    "check_scipy",
     "grace_of",
     "kept_components",
     "keys",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from simckpt.errors import ConfigurationError
-from simckpt.policies.arguments import written
+from simckpt.policies.arguments import in_kind_of, unboxed, written
 
 
 class Change(ABC):
@@ -50,7 +52,7 @@ class Scale(Change):
     to 0, and up by one above. Where it need not be whole, write `1.0` among the hyperparameters instead of `1`.
 
     Args:
-        **factors: finite and above 0, by key.
+        **factors: finite and above 0, by key; numpy's scalars count as plain numbers.
     """
 
     factors: tuple[tuple[str, float], ...]
@@ -58,9 +60,12 @@ class Scale(Change):
     def __init__(self, **factors: float) -> None:
         if not factors:
             raise ConfigurationError("Scale needs a factor by key, as in Scale(learning_rate=0.5)", keys=["changes"])
+        factors = {key: unboxed(factor) for key, factor in factors.items()}
         for key, factor in factors.items():
-            if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 < factor < math.inf:
-                raise ConfigurationError(f"Scale needs a factor above 0 for {key!r}, got {factor!r}", keys=[key])
+            # an int may be larger than any float
+            if type(factor) not in (int, float) or not 0 < factor <= sys.float_info.max:
+                message = f"Scale needs a finite factor above 0 for {key!r}, got {factor!r}"
+                raise ConfigurationError(message, keys=[key])
         object.__setattr__(self, "factors", tuple(factors.items()))
 
     def __repr__(self) -> str:
@@ -72,7 +77,8 @@ class SetTo(Change):
     """Sets hyperparameters, as in `SetTo(learning_rate=1e-4)`.
 
     Args:
-        **values: by key; numbers, texts, booleans, None, or lists of these.
+        **values: by key; numbers, texts, booleans, None, or lists or dicts of these; NaN nowhere among them. numpy's
+            scalars count as plain numbers.
     """
 
     values: tuple[tuple[str, Any], ...]
@@ -80,7 +86,8 @@ class SetTo(Change):
     def __init__(self, **values: Any) -> None:
         if not values:
             raise ConfigurationError("SetTo needs a value by key, as in SetTo(learning_rate=1e-4)", keys=["changes"])
-        object.__setattr__(self, "values", tuple(values.items()))
+        plain = {key: _settable(key, unboxed(value)) for key, value in values.items()}
+        object.__setattr__(self, "values", tuple(plain.items()))
 
     def __hash__(self) -> int:
         # a value may be a list
@@ -126,6 +133,13 @@ class Call(Change):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ConfigurationError(f"Call needs a function, got {self.function!r}", keys=["changes"])
+        try:
+            inspect.signature(self.function).bind({}, 1)
+        except TypeError as error:
+            message = f"Call needs a function of two arguments, the components and the level: {self!r}: {error}"
+            raise ConfigurationError(message, keys=["changes"]) from error
+        except ValueError:
+            pass  # some builtins do not tell
 
     def __repr__(self) -> str:
         return f"Call({getattr(self.function, '__qualname__', repr(self.function))})"
@@ -185,8 +199,10 @@ def new_values(change: Change, hyperparameters: Mapping[str, Any]) -> dict[str, 
             values.update((key, _scaled(part, key, factor, hyperparameters)) for key, factor in part.factors)
         elif isinstance(part, SetTo):
             for key, value in part.values:
-                _check_kind(part, key, value, _value(part, key, hyperparameters))
-                values[key] = value
+                try:
+                    values[key] = in_kind_of(_value(part, key, hyperparameters), value)
+                except (TypeError, OverflowError) as error:
+                    raise ConfigurationError(f"{part!r} does not fit: {key!r}: {error}", keys=[key]) from error
     return values
 
 
@@ -205,18 +221,6 @@ def calls(change: Change) -> tuple[Callable[[Mapping[str, Any], int], object], .
     return tuple(part.function for part in change.parts() if isinstance(part, Call))
 
 
-def _check_kind(change: Change, key: str, value: Any, there: Any) -> None:
-    """Checks that a value is of the type that is there; an int does for a float; raises ConfigurationError."""
-    fits = type(value) is type(there) or there is None or (type(value), type(there)) == (int, float)
-    if isinstance(value, float) and math.isnan(value):
-        fits = False
-    if isinstance(value, list | tuple) and isinstance(there, list | tuple):
-        fits = True
-    if not fits:
-        message = f"{change!r} does not fit: {key!r} is {there!r} of type {type(there).__name__}, given "
-        raise ConfigurationError(f"{message}{value!r} of type {type(value).__name__}", keys=[key])
-
-
 def checked_changes(changes: Any) -> tuple[Change, ...]:
     """Returns the changes of each level from one change or a sequence of them; raises ConfigurationError."""
     levels = (changes,) if isinstance(changes, Change) else changes
@@ -233,6 +237,18 @@ def _parts(changes: Iterable[Change]) -> list[Change]:
     return [part for change in changes for part in change.parts()]
 
 
+def _settable(key: str, value: Any) -> Any:
+    """Returns a value as JSON gives it back; raises ConfigurationError if it is none that a run can have."""
+    if type(value) in (list, tuple):
+        return [_settable(key, item) for item in value]
+    if type(value) is dict and all(type(name) is str for name in value):
+        return {name: _settable(key, item) for name, item in value.items()}
+    if value is None or (type(value) in (bool, int, float, str) and value == value):
+        return value
+    what = "numbers other than NaN, texts, booleans, None, or lists or dicts of these"
+    raise ConfigurationError(f"SetTo sets {key!r} to {what}, got {value!r}", keys=[key])
+
+
 def _value(part: Change, key: str, hyperparameters: Mapping[str, Any]) -> Any:
     if key not in hyperparameters:
         known = ", ".join(map(repr, hyperparameters)) or "none"
@@ -245,10 +261,16 @@ def _scaled(part: Scale, key: str, factor: float, hyperparameters: Mapping[str, 
     value = _value(part, key, hyperparameters)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ConfigurationError(f"{part!r} scales {key!r}, which is no number but {value!r}", keys=[key])
+    try:
+        size = abs(value) * factor
+        fits = math.isfinite(size)
+    except OverflowError:
+        fits = False
+    if not fits:
+        raise ConfigurationError(f"{part!r} makes {key!r}, which is {value!r}, infinite or no number", keys=[key])
     if isinstance(value, float):
         return value * factor
     # at least by 1, so that 3 becomes 2 by a factor of 0.9, and never to 0
-    size = abs(value) * factor
     rounded = max(min(abs(value), 1), math.floor(size) if factor < 1 else math.ceil(size))
     return rounded if value > 0 else -rounded
 

@@ -8,6 +8,7 @@ Each such level is tested against, and the significance shared among them.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,6 +157,12 @@ def _p_value(recent: Array, reference: Array, test: str) -> float:
         alternative="less",
     )
     return float(result.pvalue)
+
+
+def check_scipy() -> None:
+    """Checks that what the tests need is installed, without the second that its import takes; raises as a test does."""
+    if importlib.util.find_spec("scipy") is None:
+        _scipy_stats()
 
 
 def _scipy_stats() -> Any:

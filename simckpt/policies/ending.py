@@ -60,6 +60,7 @@ class OnSignal(SavePolicy):
 class OnException(SavePolicy):
     """Due when an exception leaves the checkpointer's context: keeps the state for a post-mortem.
 
+    That is so for a `RollbackLimitError` too, and never for a `RolledBack`, whose abandoned checkpoints stay anyway.
     The state may be half a step, so such a checkpoint is never the head, and nothing resumes from it by itself.
     """
 

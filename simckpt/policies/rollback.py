@@ -10,7 +10,7 @@ from typing import Any
 
 from simckpt.errors import ConfigurationError
 from simckpt.policies import targets
-from simckpt.policies.arguments import check_count, check_metric, written
+from simckpt.policies.arguments import check_count, check_metric, unboxed, written
 from simckpt.policies.changes import Change, Reseed, checked_changes
 from simckpt.policies.degradation import TESTS, degradation
 from simckpt.policies.records import CheckpointFacts, Evaluation, RollbackDecision, RollbackMoment
@@ -37,7 +37,10 @@ class RollbackPolicy:
     Args:
         metric: such as "eval/return".
         mode: "max", or "min" where lower is better.
-        target: where to go back to: the "best" confirmed checkpoint, or the "last" confirmed one before the fall.
+        target: where to go back to: the "best" confirmed checkpoint, or the "last" confirmed one before the fall that
+            is not lower than the best one by what would count as a fall. On a plateau the best of many equal ones may
+            be far back, and what came after it is lost; where training went wrong slowly, the last one may be sick
+            already. `scripts/bench_rollback.py` prints how far back and how good both are.
         test: "welch" (means, with unequal variances) or "mann-whitney" (ranks, for returns with wild outliers).
         min_effect: the least fall, as a fraction of what was gained: the level reached minus the first evaluation.
             Raise it where returns dip and recover by themselves. A run that begins at its best has gained nothing;
@@ -51,7 +54,7 @@ class RollbackPolicy:
             level is 1 again as soon as a return better than any before the last rollback is confirmed.
         max_rollbacks: of a run in all.
         then: what happens where one more would be needed: "stop", or "continue" without further tests.
-        losses: which metrics must be finite: a pattern such as "*loss*", or a list of patterns.
+        losses: which metrics must be finite: a pattern such as "*loss*", or a list of patterns, at least one.
 
     Raises:
         ConfigurationError: an argument that has no meaning.
@@ -72,22 +75,30 @@ class RollbackPolicy:
     losses: str | Sequence[str] = "*loss*"
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            # numpy's scalars count as plain numbers
+            object.__setattr__(self, each.name, unboxed(getattr(self, each.name)))
         check_metric(self.metric, self.mode, policy="RollbackPolicy")
         for key, known in _CHOICES.items():
-            if getattr(self, key) not in known:
+            if not isinstance(getattr(self, key), str) or getattr(self, key) not in known:
                 message = f"{key} of a RollbackPolicy is {known[0]!r} or {known[1]!r}, got {getattr(self, key)!r}"
                 raise ConfigurationError(message, keys=[key])
         for key in ("patience", "max_rollbacks"):
             check_count(getattr(self, key), policy=f"{key} of a RollbackPolicy", key=key)
         for key in ("warm_up", "cool_down"):
             # none at all is fine
-            if getattr(self, key) != 0 or isinstance(getattr(self, key), bool):
+            if type(getattr(self, key)) is not int or getattr(self, key) != 0:
                 check_count(getattr(self, key), policy=f"{key} of a RollbackPolicy, unless it is 0,", key=key)
         self._check_fraction("min_effect", zero=True)
         self._check_fraction("significance", zero=False)
         patterns = [self.losses] if isinstance(self.losses, str) else self.losses
-        if not isinstance(patterns, list | tuple) or not all(isinstance(each, str) for each in patterns):
-            raise ConfigurationError(f"losses are patterns such as '*loss*', got {self.losses!r}", keys=["losses"])
+        if (
+            not isinstance(patterns, list | tuple)
+            or not patterns
+            or not all(isinstance(each, str) and each for each in patterns)
+        ):
+            message = f"losses are patterns such as '*loss*', at least one, got {self.losses!r}"
+            raise ConfigurationError(message, keys=["losses"])
         # lists would make two equal policies hash apart
         object.__setattr__(self, "losses", tuple(patterns))
         object.__setattr__(self, "changes", checked_changes(self.changes))

@@ -21,6 +21,7 @@ from simckpt.background import Save
 from simckpt.branching.children import end_group, has_ended, wait_for_end
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import ConfigurationError
+from simckpt.maintenance.fallback import FALL_BACK
 from simckpt.rollback import supervise
 from simckpt.state import RNGStreams
 from simckpt.store import Store
@@ -169,8 +170,8 @@ def _record_all(kill_at: int | None, look_around: bool, sender: Connection) -> C
             self._calls = 0
             self._watch = StreamWatch()
 
-        def restore_latest(self) -> Checkpoint | None:
-            restored = super().restore_latest()
+        def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
+            restored = super().restore_latest(damaged=damaged)
             self._restored_step = restored.step if restored else None
             return restored
 

@@ -12,10 +12,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from simckpt import checkpointer
+from simckpt import checkpointer, policies
 from simckpt.background import Save
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import ConfigurationError
+from simckpt.errors import ConfigurationError, RolledBack
+from simckpt.maintenance.fallback import FALL_BACK
 from simckpt.policies import EverySteps, RollbackDecision, RollbackPolicy
 from simckpt.store import Store
 from simckpt.testing.child import Train, run_apart
@@ -53,6 +54,7 @@ class _Done:
     level: int
     reason: str
     decisions: Mapping[str, Any]
+    in_place: bool
 
 
 def assert_exact_rollback(
@@ -68,8 +70,12 @@ def assert_exact_rollback(
     The training runs in a fresh process and is made to roll back, with the first changes of its `RollbackPolicy`,
     whatever its evaluations are; as by `simckpt.supervise`, `train` is called again then, or goes on if it rolls back
     in place. A copy of its store as it was just before is given to another fresh process, whose objects have seen
-    nothing but `train`'s own beginning: it restores the target, makes the same changes and goes on. The commit of the
-    rollback and every call of `Checkpointer.step` after it, which all save and are kept, are compared leaf by leaf.
+    nothing but `train`'s own beginning: it restores the target and makes the same changes. If the training rolls back
+    in place, it goes on; otherwise it ends, and a third process resumes, as after a kill. The commit of the rollback
+    and every call of `Checkpointer.step` after it, which all save and are kept, are compared leaf by leaf.
+
+    What a `KeepRows` keeps cannot come from the target: it is saved just before the rollback, and the fresh process
+    has it from there.
 
     Args:
         train: called with the store to train in, as for `assert_exact_resume`; its checkpointer has a `RollbackPolicy`.
@@ -107,6 +113,8 @@ def _assert_exact_rollback(
         problem = f"the training ends before step {at_step}, or saved nothing at or before step {to_step}"
         raise ConfigurationError(problem, keys=["at_step", "to_step"])
     run_apart(train, fresh, functools.partial(_record_redone, done), timeout=timeout)
+    if not done.in_place:
+        run_apart(train, fresh, _record_rest, timeout=timeout)
     what = (
         f"the run that went back from step {done.step} differs from a fresh process that restored the same checkpoint"
     )
@@ -167,8 +175,8 @@ class _SavesAll(checkpointer.Checkpointer):
         self._files = files
         self._restored_step: int | None = None
 
-    def restore_latest(self) -> Checkpoint | None:
-        restored = super().restore_latest()
+    def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
+        restored = super().restore_latest(damaged=damaged)
         self._restored_step = restored.step if restored else None
         return restored
 
@@ -182,6 +190,11 @@ class _SavesAll(checkpointer.Checkpointer):
         save = super()._go_back(verdict, begun=begun)
         self._restored_step = self._last_step
         return save
+
+    def _kept(self, verdict: RollbackDecision) -> dict[str, Any]:
+        """Returns the components that a rollback keeps, bound."""
+        assert verdict.changes is not None
+        return {name: self._saver.bound[name] for name in policies.kept_components(verdict.changes)}
 
 
 def _record_rollback(at_step: int, to_step: int, copy: Path | None, sender: Connection) -> Callable[[], _Done | None]:
@@ -211,7 +224,10 @@ def _record_rollback(at_step: int, to_step: int, copy: Path | None, sender: Conn
                 assert verdict.target is not None
                 decisions = self._decisions.state_dict()
                 step, run = self._last_step, self._run.name
-                done.append(_Done(run, step, verdict.target, verdict.level, verdict.reason, decisions))
+                done.append(_Done(run, step, verdict.target, verdict.level, verdict.reason, decisions, self._in_place))
+                if self._kept(verdict):
+                    self._saver.begin(self._moment({}), "what KeepRows keeps", begun=begun).wait()
+                    self._saver.collect(wait=True)
                 if copy is not None:
                     copy_store(self._files.path, copy)
             return super()._go_back(verdict, begun=begun)
@@ -221,26 +237,36 @@ def _record_rollback(at_step: int, to_step: int, copy: Path | None, sender: Conn
 
 
 def _record_redone(done: _Done, sender: Connection) -> Callable[[], None]:
-    """Makes the training of this process begin with a rollback that another one did."""
+    """Makes the training of this process begin with a rollback that another one did, and end unless it is in place."""
     redone: list[str] = []
 
     class Redoing(_SavesAll):
-        def restore_latest(self) -> Checkpoint | None:
+        def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
             if redone or self._run.name != done.run:
-                return super().restore_latest()
+                return super().restore_latest(damaged=damaged)
             redone.append(done.run)
             assert self._rollbacks is not None
             self._decisions.load_state_dict(dict(done.decisions))
             self._last_step = done.step
             changes = self._rollbacks.policy.levels[done.level - 1]
             verdict = RollbackDecision("roll back", done.reason, done.target, done.level, changes)
-            in_place, self._in_place = self._in_place, True
+            self._rollbacks.note_beginning()
+            if kept := self._kept(verdict):
+                head = self._run.latest()
+                head.restore_bound(kept)
+                self._saver.restored(head, untouched=frozenset(self._saver.bound) - kept.keys())
             try:
                 return self._go_back(verdict, begun=self._saver.tried).wait()
-            finally:
-                self._in_place = in_place
+            except RolledBack:
+                raise SystemExit(0) from None
 
     checkpointer.Checkpointer = Redoing  # type: ignore[misc]
+    return lambda: None
+
+
+def _record_rest(sender: Connection) -> Callable[[], None]:
+    """Makes the training of this process go on from its store, and save all."""
+    checkpointer.Checkpointer = _SavesAll  # type: ignore[misc]
     return lambda: None
 
 

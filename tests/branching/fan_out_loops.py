@@ -5,6 +5,7 @@ Beside the store lies `<run>.trouble` with the name of a trouble, and `trained`,
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import simckpt
 from simckpt.branching.hyperparameters import Hyperparameters
 from simckpt.errors import RolledBack
+from simckpt.storage import claims
 
 ORIGIN = {"rate": 1.0, "power": 2}
 UNTIL = 40
@@ -112,6 +114,39 @@ def train_after_a_rollback(store: str, run: str) -> None:
 
 def train_without_checkpoints(store: str, run: str) -> None:
     simckpt.Store(store).start(run).close()
+
+
+def train_until_heard_of(store: str, run: str) -> None:
+    """Trains until its heartbeat is newer than its claim, for at most 20 s, and saves then."""
+    with simckpt.Store(store).start(run) as started:
+        loop = simckpt.LoopState(step=0, rows=np.zeros(4))
+        declared = Hyperparameters(from_args={"rate", "power"})
+        started.configure(ORIGIN)
+        components = {"loop": loop, "rng": simckpt.RNGStreams()}
+        checkpointer = started.checkpointer(
+            components, save_when=simckpt.EverySteps(1_000_000_000), hyperparameters=declared
+        )
+        with checkpointer:
+            checkpointer.restore_latest()
+            claimed = claims.heard_of(Path(store) / "runs" / run)
+            deadline = time.monotonic() + 20
+            while claims.heard_of(Path(store) / "runs" / run) == claimed:
+                assert time.monotonic() < deadline, "no heartbeat came"
+                loop.step += 1
+                checkpointer.step(loop.step)
+            checkpointer.save(loop.step)
+
+
+def interrupt(store: str, run: str) -> None:
+    raise KeyboardInterrupt("enough")
+
+
+def cancel(store: str, run: str) -> None:
+    raise asyncio.CancelledError("by a coroutine")
+
+
+def interrupted(value: int) -> int:
+    raise KeyboardInterrupt(f"enough of {value}")
 
 
 def double(value: int) -> int:

@@ -1,5 +1,7 @@
 import dataclasses
+import math
 import multiprocessing
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ from branch_helpers import VALUES, origin_run, rows, save, tree
 
 import simckpt
 from simckpt.errors import (
+    BranchWarning,
     CheckpointNotFoundError,
     ConfigurationError,
     ConflictError,
@@ -115,6 +118,12 @@ def test_a_rollback_is_told_by_its_checkpoint_and_by_its_tombstone(tmp_path) -> 
         ({"layers": 64}, "given 64 of type int"),
         ({"layers": [64, "wide"]}, "type int, given 'wide' of type str"),
         ({"env": Path("x")}, "JSON cannot hold"),
+        ({"learning_rate": math.nan}, "would be nan, which is not finite"),
+        ({"learning_rate": -math.inf}, "would be -inf, which is not finite"),
+        ({"learning_rate": np.float32("inf")}, "would be inf, which is not finite"),
+        ({"epochs": np.float64(2.0)}, "type int, given 2.0 of type float"),
+        ({"learning_rate": np.ones(1)}, "JSON cannot hold"),
+        ({"learning_rate": np.datetime64(1, "s")}, "JSON cannot hold"),
         ({1: 2}, "'learning_rate'"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -143,12 +152,55 @@ def test_all_overrides_that_do_not_fit_are_told_at_once(tmp_path) -> None:
         ("target_kl", 0.02, 0.02),
         ("target_kl", None, None),
         ("epochs", 2**70, 2**70),
+        ("target_kl", math.inf, math.inf),
+        ("learning_rate", -1.0, -1.0),  # a sign says nothing about sense: a coefficient may have either
+        ("learning_rate", np.float64(0.25), 0.25),
+        ("learning_rate", np.float32(0.25), 0.25),
+        ("learning_rate", np.array(0.25), 0.25),
+        ("learning_rate", np.int64(1), 1.0),
+        ("epochs", np.int32(7), 7),
+        ("anneal", np.bool_(False), False),
+        ("env", np.str_("Hopper-v5"), "Hopper-v5"),
+        ("layers", [np.int64(32), np.int64(8)], [32, 8]),
+        ("target_kl", np.float64(0.5), 0.5),
     ],
 )
 def test_overrides_take_the_type_of_the_origins_value(tmp_path, key: str, given: object, kept: object) -> None:
     _, origin = origin_run(tmp_path / "s")
     found = origin.branch("b", {key: given}).hyperparameters[key]
     assert (type(found), found) == (type(kept), kept)
+
+
+def test_values_inside_of_lists_and_dicts_are_finite_where_the_origins_are(tmp_path) -> None:
+    values = {"rates": [0.1, 0.2], "optimizer": {"lr": 1e-3, "limit": math.inf}}
+    _, origin = origin_run(tmp_path / "s", values=values)
+    for overrides in ({"rates": [0.1, math.nan]}, {"optimizer": {"lr": math.inf, "limit": 1.0}}):
+        with pytest.raises(ConfigurationError, match="not finite"):
+            origin.branch("b", overrides)
+    origin.branch("b", {"optimizer": {"lr": 1e-4, "limit": -math.inf}})
+
+
+def test_an_override_of_a_key_that_holds_the_runs_name_is_warned_of(tmp_path) -> None:
+    _, origin = origin_run(tmp_path / "s", values={"run": "a", "env": "Ant-v5"})
+    with pytest.warns(BranchWarning, match="'run' holds the name of run 'a', and the branch 'b' gets 'zzz'"):
+        origin.branch("b", {"run": "zzz"})
+    # no warning: its own name, and other keys
+    origin.branch("c", {"run": "c", "env": "Hopper-v5"})
+
+
+def test_a_branch_goes_into_a_store_and_not_into_a_path(tmp_path) -> None:
+    _, origin = origin_run(tmp_path / "s")
+    with pytest.raises(ConfigurationError, match=r"such as simckpt\.Store\('.*to'\)") as caught:
+        origin.branch("b", store=tmp_path / "to")
+    assert caught.value.keys == ("store",)
+    assert not (tmp_path / "to").exists()
+
+
+def test_an_address_that_names_nothing_is_told_in_whole_sentences(tmp_path) -> None:
+    store, _ = origin_run(tmp_path / "s")
+    for address, found in (("o", "there are 'a'. A checkpoint"), ("aa", "did you mean 'a'? A checkpoint")):
+        with pytest.raises(CheckpointNotFoundError, match=re.escape(found)):
+            store.checkpoint(address)
 
 
 def test_values_that_no_record_can_hold_are_told_with_the_others(tmp_path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from branch_helpers import save
 
 import simckpt
-from simckpt.errors import ConfigurationError
+from simckpt.errors import ConfigurationError, RunLockedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +85,81 @@ def test_a_key_that_holds_the_name_of_the_run_may_differ_in_a_branch(tmp_path) -
     assert configure("c") == {"name": "c", "env": "Ant"}
     with pytest.raises(ConfigurationError, match="env"):
         configure("c", env="c")
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_key_that_holds_the_name_of_the_run_may_differ_in_an_import_and_its_branches(tmp_path, renamed: bool) -> None:
+    store, other = simckpt.Store(tmp_path / "s"), simckpt.Store(tmp_path / "t")
+    with store.start("a") as run:
+        run.configure({"name": "a", "env": "Ant"})
+        origin = save(run, 10)
+    if renamed:
+        other.start("a").close()
+    copy = other.import_checkpoint(origin)
+    copy.branch("b")
+    for name in ("b", copy.run):
+        with other.start(name) as run:
+            assert run.configure({"name": name, "env": "Ant"}) == {"name": name, "env": "Ant"}
+            save(run, 20, parent=origin)
+        with other.start(name) as run:
+            assert run.configure({"name": name, "env": "Ant"}) == {"name": name, "env": "Ant"}
+            with pytest.raises(ConfigurationError, match="name: the run has"):
+                run.configure({"name": "c", "env": "Ant"})
+
+
+def test_a_key_may_hold_a_list_beside_the_name(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    with store.start("a") as run:
+        run.configure({"layers": [1, 2]})
+        save(run, 10).branch("b")
+    with store.start("b") as run, pytest.raises(ConfigurationError, match="layers"):
+        run.configure({"layers": "b"})
+
+
+def test_a_free_key_that_was_given_at_a_start_which_rolled_back_before_it_saved_is_no_wish(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    first = origin_of(store)
+    free, given = {*FREE, "learning_rate"}, dataclasses.replace(COMMAND_LINE, learning_rate=2e-3)
+    with store.start("a") as run:
+        run.configure(given, free=free)
+        start = run.start_id()
+        run.change_hyperparameters({"learning_rate": 1e-4})
+        told = {"abandoned": first.id, "level": 1, "changes": {"hyperparameters": {"learning_rate": 1e-4}}}
+        save(run, 10, parent=first, kind="rollback", rollback={**told, "start": start})
+    assert configured(store, "a", given, free=free).learning_rate == 1e-4
+    assert configured(store, "a", Args(learning_rate=5e-3), free=free).learning_rate == 5e-3
+
+
+def test_a_failed_configure_gives_the_claim_back(tmp_path) -> None:
+    store = simckpt.Store(tmp_path / "s")
+    origin_of(store)
+    run = store.start("a")
+    for bad in (Args(gamma=0.5), Args(learning_rate="fast"), 5):
+        with pytest.raises(ConfigurationError):
+            run.configure(bad)
+        # the cell of a notebook once more, while the first object lives
+        with store.start("a") as again:
+            assert again.configure(Args()).learning_rate == 1e-3
+    # or the same object with better arguments
+    assert run.configure(Args()).learning_rate == 1e-3
+    with pytest.raises(RunLockedError, match=r"run\.close\(\).*with store\.start\('a'\) as run"):
+        store.start("a")
+    run.close()
+    with pytest.raises(ConfigurationError, match="to read"):
+        run.configure(Args())
+    store.start("a").close()
+
+
+def test_a_failed_configure_beside_a_checkpointer_keeps_the_claim(tmp_path) -> None:
+    with simckpt.Store(tmp_path / "s").start("a") as run:
+        run.configure(Args())
+        checkpointer = run.checkpointer(
+            {"loop": simckpt.LoopState(x=1)}, save_when=simckpt.EverySteps(1), background=None
+        )
+        checkpointer.save(1)
+        with pytest.raises(ConfigurationError):
+            run.configure(Args(gamma=0.5))
+        checkpointer.save(2)
 
 
 def test_an_override_keeps_the_type_of_the_arguments(tmp_path) -> None:

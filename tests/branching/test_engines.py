@@ -1,5 +1,6 @@
 """Processes of this machine as an engine: they fail, die and end each for itself."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -7,12 +8,15 @@ import subprocess
 import sys
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import fan_out_loops as loops
 import pytest
 from fan_out_loops import alive, until
 
 from simckpt.branching.engines import LocalEngine
+from simckpt.branching.ray_engine import RayEngine
+from simckpt.branching.slurm import SlurmEngine
 from simckpt.errors import ConfigurationError, WorkerDiedError, WorkerFailedError
 
 
@@ -25,12 +29,15 @@ def test_results_come_back_in_any_order() -> None:
 
 def test_a_call_that_dies_or_fails_takes_no_other_with_it() -> None:
     with LocalEngine(1) as engine:
-        died, failed, good = (engine.submit(fn, 3) for fn in (loops.die, loops.fail, loops.double))
+        calls = (loops.die, loops.fail, loops.interrupted, loops.double)
+        died, failed, stopped, good = (engine.submit(fn, 3) for fn in calls)
         with pytest.raises(WorkerDiedError, match="killed by SIGKILL") as caught:
             died.result(60)
         assert caught.value.exit_code == -signal.SIGKILL
         with pytest.raises(WorkerFailedError, match="ValueError: no 3"):
             failed.result(60)
+        with pytest.raises(WorkerFailedError, match="KeyboardInterrupt: enough of 3"):
+            stopped.result(60)
         assert good.result(60) == 6
 
 
@@ -101,9 +108,47 @@ def test_what_cannot_be_sent_is_told() -> None:
         engine.submit(lambda: 1).result(60)
 
 
-def test_workers_are_at_least_one() -> None:
-    with pytest.raises(ConfigurationError, match="max_workers"):
-        LocalEngine(0)
+@pytest.mark.parametrize("max_workers", [0, -1, 1.5, "2", True, math.nan, [2]], ids=repr)
+def test_workers_are_a_whole_number_of_at_least_one(max_workers: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_workers") as caught:
+        LocalEngine(max_workers)
+    assert caught.value.keys == ("max_workers",)
+
+
+@pytest.mark.parametrize("grace", [-1.0, math.nan, math.inf, "1", None, True], ids=repr)
+def test_the_grace_period_is_a_time(grace: Any) -> None:
+    for engine in (LocalEngine, RayEngine):
+        with pytest.raises(ConfigurationError, match="grace"):
+            engine(grace=grace)
+
+
+@pytest.mark.parametrize("share", [-1, math.nan, math.inf, "1", None, True], ids=repr)
+@pytest.mark.parametrize("option", ["cpus", "gpus"])
+def test_what_a_call_takes_of_ray_is_a_number(option: str, share: Any) -> None:
+    with pytest.raises(ConfigurationError, match=option):
+        RayEngine(**{option: share})
+
+
+def test_the_address_of_a_ray_is_a_text() -> None:
+    with pytest.raises(ConfigurationError, match="address"):
+        RayEngine(address=6379)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("folder", 5),
+        ("folder", None),
+        ("python", 3),
+        ("python", ""),
+        ("warning", "120"),
+        ("warning", 0),
+        ("warning", 1.5),
+    ],
+)
+def test_arguments_of_a_slurm_engine_are_checked_first(option: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=option):
+        SlurmEngine(**{"folder": tmp_path / "jobs", option: value})
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:

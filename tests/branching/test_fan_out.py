@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fan_out_loops as loops
+import numpy as np
 import pytest
 from fan_out_loops import alive, until
 
@@ -20,6 +21,7 @@ from simckpt.branching.tracking import BranchResult
 from simckpt.comparison import compare
 from simckpt.errors import ConfigurationError, InvalidNameError
 
+NUMBERS = np.array([3])
 RATES: dict[str, dict[str, Any]] = {"slow": {"rate": 0.5}, "same": {}, "cubic": {"power": 3}}
 
 
@@ -31,6 +33,11 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def origin(store: Path) -> simckpt.Checkpoint:
     return loops.make_origin(store)
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> simckpt.Checkpoint:
+    return loops.make_origin(tmp_path_factory.mktemp("untouched") / "store")
 
 
 class HereEngine:
@@ -181,14 +188,6 @@ def test_a_branch_past_its_deadline_is_stopped(origin: simckpt.Checkpoint, store
     assert result["slow"].error == "not at its end after the deadline of 4 s"
 
 
-def test_variants_are_checked_before_any_branch_is_made(origin: simckpt.Checkpoint, store: Path) -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'rate'"):
-        here(origin, {"good": {"rate": 2.0}, "bad": {"ratte": 2.0}})
-    with pytest.raises(InvalidNameError):
-        here(origin, {"good": {"rate": 2.0}, "not/good": {}})
-    assert simckpt.Store(store).files.runs() == ["origin"]
-
-
 @pytest.mark.parametrize(
     ("overrides", "rng", "problem"),
     [
@@ -225,11 +224,13 @@ def test_arguments_of_a_partial_reach_the_training(origin: simckpt.Checkpoint) -
     assert result["short"].step == 30
 
 
-def test_a_training_without_checkpoints_is_complete_and_not_remembered(origin: simckpt.Checkpoint) -> None:
-    for _ in range(2):
-        result = here(origin, {"empty": {}}, loops.train_without_checkpoints)
-        assert (result["empty"].status, result["empty"].step) == ("complete", None)
-        assert result["empty"].seconds is not None
+def test_a_training_that_saves_nothing_is_not_complete(origin: simckpt.Checkpoint) -> None:
+    # an end that the origin has passed already, too
+    for train in (loops.train_without_checkpoints, functools.partial(loops.train, until=10)):
+        result = here(origin, {"empty": {}}, train)
+        assert (result["empty"].status, result["empty"].step) == ("failed", None)
+        assert result["empty"].error.startswith("returned without a checkpoint")
+        assert not result.complete
 
 
 def test_logs_take_what_each_branch_prints(origin: simckpt.Checkpoint, store: Path, tmp_path: Path) -> None:
@@ -241,17 +242,77 @@ def test_logs_take_what_each_branch_prints(origin: simckpt.Checkpoint, store: Pa
     assert (logs / "slow.log").read_text().startswith("training slow\nTraceback")
 
 
-@pytest.mark.parametrize("train", [lambda store, run: None, print, "train"], ids=["lambda", "builtin", "text"])
-def test_a_training_that_no_other_process_finds_is_refused(origin: simckpt.Checkpoint, store: Path, train: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"top level of a module|command line of a Python"):
-        here(origin, {"one": {}}, train)
-    assert simckpt.Store(store).files.runs() == ["origin"]
+def nested() -> Any:
+    def train(store: str, run: str) -> None:
+        pass
+
+    return train
 
 
-@pytest.mark.parametrize("option", ["deadline", "heartbeat"])
-def test_times_are_above_zero(origin: simckpt.Checkpoint, option: str) -> None:
-    with pytest.raises(ConfigurationError, match=option):
-        here(origin, {"one": {}}, **{option: 0})
+SOUND: dict[str, Any] = {"variants": {"one": {"rate": 2.0}}, "train": loops.train}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"variants": ["one"]}, "variants are"),
+        ({"variants": "one"}, "variants are"),
+        ({"variants": None}, "variants are"),
+        ({"variants": {"one": ["rate"]}}, "overrides of variant 'one'"),
+        ({"variants": {"one": None}}, "overrides of variant 'one'"),
+        ({"variants": {5: {}}}, "5 cannot be the name of a run: up to 100 letters, digits and"),
+        ({"variants": {"good": {}, "not/good": {}}}, "'not/good' cannot be the name of a run: up to 100 letters"),
+        ({"variants": {"\x1b[2Jlong": {}}}, r"'\\x1b\[2Jlong' cannot be the name of a run"),
+        ({"variants": {"good": {"rate": 2.0}, "bad": {"ratte": 2.0}}}, "did you mean 'rate'"),
+        ({"train": lambda store, run: None}, "top level of a module"),
+        ({"train": nested()}, "top level of a module"),
+        ({"train": print}, "top level of a module"),
+        ({"train": loops.double}, "cannot be called with"),
+        ({"train": "train"}, "command line of a Python script"),
+        ({"train": ["missing.py"]}, "command line of a Python script"),
+        ({"train": []}, "command line of a Python script"),
+        ({"train": {"train.py"}}, "command line of a Python script"),
+        ({"train": [3]}, "command line of a Python script"),
+        ({"train": Path("train.py")}, "command line of a Python script"),
+        ({"train": None}, "command line of a Python script"),
+        ({"engine": "ray"}, "an engine is such as"),
+        ({"engine": LocalEngine}, "an engine is such as"),
+        ({"rng": "again"}, "rng is one of"),
+        ({"rng": None}, "rng is one of"),
+        ({"rng": ["continue"]}, "rng is one of"),
+        *(({"deadline": value}, "deadline") for value in (0, -1, float("nan"), float("inf"), "x", True, [1])),
+        *(({"heartbeat": value}, "heartbeat") for value in (0, 0.5, -1, float("nan"), float("inf"), "x", True)),
+        ({"logs": 5}, "logs"),
+        *(({"checkpoint": value}, "branches start from a checkpoint") for value in (None, "origin@10", 10)),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_is_made(
+    untouched: simckpt.Checkpoint, wrong: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises((ConfigurationError, InvalidNameError), match=problem):
+        fan_out(**{"checkpoint": untouched, "engine": HereEngine(), "progress": False, **SOUND, **wrong})
+    folder = untouched.files.path
+    assert simckpt.Store(folder).files.runs() == ["origin"]
+    assert {entry.name for entry in folder.parent.iterdir()} == {folder.name, "trained"}
+
+
+def test_a_sweep_may_be_drawn_by_numpy(origin: simckpt.Checkpoint, store: Path) -> None:
+    rates = {
+        f"rate-{rate:g}": {"rate": rate, "power": power} for rate in np.geomspace(0.5, 2.0, 3) for power in NUMBERS
+    }
+    train = functools.partial(loops.train, until=np.int64(20))
+    for _ in range(2):  # the second time they are found to be the same
+        assert here(origin, rates, train).complete
+    for name, overrides in rates.items():
+        held = simckpt.Store(store).run(name).overrides
+        assert held == {"rate": float(overrides["rate"]), "power": int(overrides["power"])}
+        assert {type(value) for value in held.values()} == {float, int}
+
+
+def test_a_beat_is_asked_for_that_suits_the_heartbeat(origin: simckpt.Checkpoint) -> None:
+    # the training ends with an error if it is not heard of within 20 s; by default it is every 30 s
+    result = here(origin, {"one": {}}, loops.train_until_heard_of, heartbeat=1.0)
+    assert result.complete, result
 
 
 def test_progress_bars_tell_how_the_branches_ended(
@@ -320,6 +381,15 @@ def test_results_show_as_html_in_a_notebook() -> None:
     assert shown.count("<tr>") == 2
 
 
+def test_control_characters_do_not_reach_a_terminal() -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\r\x9b\u202e"
+    overrides, metrics = {"kind": evil, f"key{evil}": [evil]}, {f"metric{evil}": 1.0}
+    result = FanOut({"a": BranchResult("a", overrides, "failed", f"Traceback\n{evil}", 10, metrics)})
+    for shown in (repr(result), result._repr_html_(), result.table()[0]["error"]):
+        assert not [each for each in shown if not each.isprintable() and each != "\n"]
+        assert "\\x1b]0;owned" in shown
+
+
 SCRIPT = """
 import argparse
 from dataclasses import dataclass
@@ -385,6 +455,59 @@ def test_the_script_of_the_origin_trains_its_branches(script: Path, store: Path)
     assert (result["one"].step, dict(result["one"].metrics)) == (4, {"x": 8.0, "is a point": 1.0})
 
 
-def test_a_script_that_is_not_there_is_told(origin: simckpt.Checkpoint) -> None:
-    with pytest.raises(ConfigurationError, match="command line of a Python script"):
-        here(origin, {"one": {}}, ["missing.py"])
+MAIN_PART = """
+import simckpt
+if __name__ == "__main__":
+    def train(store, run): pass
+    simckpt.fan_out(simckpt.Store("store").run("origin").at(step=10), {"one": {}, "two": {}}, train)
+"""
+
+
+TOP_LEVEL = """
+import sys
+import simckpt
+from simckpt.branching.engines import LocalEngine
+
+def train(store, run): pass
+
+class Engine:
+    def submit(self, fn, *args):
+        raise AssertionError("nothing is to be submitted")
+
+print("the script runs")
+trainings = {"own": train, "another": ["script.py"]}
+engines = {"default": None, "local": LocalEngine(1), "another": Engine()}
+simckpt.fan_out(
+    simckpt.Store("store").run("origin").at(step=10),
+    {"one": {}, "two": {}},
+    trainings[sys.argv[1]],
+    engine=engines[sys.argv[2]],
+)
+"""
+
+
+@pytest.mark.parametrize("words", ["own default", "own another", "another local"])
+def test_a_script_without_a_main_part_makes_no_branch(origin: simckpt.Checkpoint, store: Path, words: str) -> None:
+    (store.parent / "script.py").write_text(TOP_LEVEL)
+    command = [sys.executable, "script.py", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=store.parent)
+    line = TOP_LEVEL.splitlines().index("simckpt.fan_out(") + 1
+    assert f"would come to line {line} again: put `if __name__ == '__main__':` around" in done.stderr.splitlines()[-1]
+    assert done.stdout == "the script runs\n"
+    assert simckpt.Store(store).files.runs() == ["origin"]
+
+
+@pytest.mark.parametrize("how", ["script", "stdin"])
+def test_a_training_below_the_main_guard_makes_no_branch(origin: simckpt.Checkpoint, store: Path, how: str) -> None:
+    (store.parent / "script.py").write_text(MAIN_PART)
+    done = subprocess.run(
+        [sys.executable, "script.py" if how == "script" else "-"],
+        input=MAIN_PART,
+        capture_output=True,
+        text=True,
+        cwd=store.parent,
+    )
+    assert done.returncode == 1
+    told = done.stderr.splitlines()[-1]
+    assert ("move it above" if how == "script" else "put it into a module, and import it") in told
+    assert simckpt.Store(store).files.runs() == ["origin"]

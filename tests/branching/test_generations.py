@@ -14,7 +14,7 @@ import simckpt
 from simckpt.branching.engines import LocalEngine
 from simckpt.branching.generations import Population
 from simckpt.branching.population import PopulationBasedTraining, Range
-from simckpt.errors import CheckpointNotFoundError, ConfigurationError, ConflictError
+from simckpt.errors import CheckpointNotFoundError, ConfigurationError, ConflictError, SimckptError
 
 
 def settings(**changes: object) -> PopulationBasedTraining:
@@ -166,6 +166,32 @@ def test_unknown_hyperparameters_are_refused_before_anything_is_made(store: Path
     with pytest.raises(ConfigurationError, match="did you mean 'rate'"):
         trained(store, explore={"rat": Range(0.0, 1.0)})
     assert [run.name for run in simckpt.Store(store).runs()] == ["origin"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"checkpoint": "origin@0"}, "branches start from a checkpoint"),
+        ({"name": 5}, "cannot be the name of a run"),
+        ({"name": "a/b"}, "cannot be the name of a run"),
+        ({"engine": "ray"}, "an engine is such as"),
+        ({"generations": 0}, "generations"),
+        ({"generations": 2.0}, "generations"),
+        ({"deadline": -1}, "deadline"),
+        ({"heartbeat": "x"}, "heartbeat"),
+        ({"heartbeat": 0.1}, "heartbeat"),
+        ({"train": len}, "another process cannot find"),
+        ({"train": loops.make_origin}, "cannot be called with"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_is_made(undisturbed, wrong: dict, problem: str) -> None:  # type: ignore[no-untyped-def]
+    path, _ = undisturbed
+    runs = simckpt.Store(path).files.runs()
+    origin = simckpt.Store(path).run("origin").at(step=0)
+    sound = {"checkpoint": origin, "train": loops.train, "name": "other", "generations": 1, "progress": False}
+    with pytest.raises(SimckptError, match=problem):
+        settings().train(**{**sound, **wrong})
+    assert simckpt.Store(path).files.runs() == runs
 
 
 def test_a_function_that_no_process_can_find_is_refused(store: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
+from torch.optim import swa_utils
 
 from simckpt import restore, state
 from simckpt.branching.hyperparameters import Hyperparameters
@@ -137,7 +138,10 @@ def test_the_schedule_goes_on_as_if_it_had_begun_at_the_new_base(kind: str, step
         hyperparameters.verify()
         assert advance(branch) == pytest.approx(advance(expected), rel=ROUNDING, abs=0)
     hyperparameters.verify()
-    assert not branch[0]._optimizer_step_post_hooks
+    # proven: nobody looks any more
+    branch[0].param_groups[0]["lr"] = OLD
+    advance(branch)
+    hyperparameters.verify()
 
 
 @pytest.mark.parametrize("kind", ["LambdaLR", "StepLR", "OneCycleLR", "SequentialLR"])
@@ -341,7 +345,6 @@ def test_many_steps_of_a_scheduler_between_two_of_the_checkpointer() -> None:
     for _ in range(500):
         advance(made)
     hyperparameters.verify()
-    assert not made[0]._optimizer_step_post_hooks
 
 
 def test_groups_with_rates_of_their_own() -> None:
@@ -395,6 +398,14 @@ def cyclic(optimizer: torch.optim.Optimizer) -> Any:
     return schedulers.CyclicLR(optimizer, base_lr=1e-4, max_lr=1e-3, cycle_momentum=False)
 
 
+def averaging(optimizer: torch.optim.Optimizer) -> Any:
+    return swa_utils.SWALR(optimizer, swa_lr=0.05)
+
+
+def averaging_at_last(optimizer: torch.optim.Optimizer) -> Any:
+    return schedulers.SequentialLR(optimizer, [schedulers.LinearLR(optimizer), averaging(optimizer)], milestones=[5])
+
+
 def one_cycle_inside(optimizer: torch.optim.Optimizer) -> Any:
     first = schedulers.LinearLR(optimizer)
     return schedulers.SequentialLR(optimizer, [first, schedulers.OneCycleLR(optimizer, 1e-3, 10)], milestones=[5])
@@ -409,6 +420,8 @@ def floor_in_a_chain(optimizer: torch.optim.Optimizer) -> Any:
     ("maker", "message"),
     [
         pytest.param(cyclic, "CyclicLR goes between two rates", id="CyclicLR"),
+        pytest.param(averaging, r"SWALR goes to .*\(optimizer, \"swa_lr\"\)", id="SWALR"),
+        pytest.param(averaging_at_last, "SWALR goes to a rate of its own", id="SWALR-inside"),
         pytest.param(one_cycle_inside, "OneCycleLR inside another scheduler", id="OneCycleLR-inside"),
         pytest.param(floor_in_a_chain, "CosineAnnealingLR, ExponentialLR together", id="floor-in-a-chain"),
     ],
@@ -417,6 +430,62 @@ def test_schedulers_without_one_base_rate_are_refused_by_name(maker: Callable[[A
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))], lr=OLD)
     with pytest.raises(ConfigurationError, match=message):
         Hyperparameters({"lr": [optimizer, maker(optimizer)]})
+
+
+def subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(subclasses, kind.__subclasses__()))
+
+
+def test_every_scheduler_of_torch_is_tried_or_refused_by_name() -> None:
+    tried: set[type] = {schedulers.ReduceLROnPlateau, schedulers.CyclicLR, swa_utils.SWALR, schedulers.LRScheduler}
+    for kind in KINDS:
+        tried |= {type(scheduler) for scheduler in make(kind, OLD)[1]}
+    found = {each for each in subclasses(schedulers.LRScheduler) if each.__module__.startswith("torch.")}
+    # torch's alias for programs of before 2.0
+    assert {each.__name__ for each in found - tried} <= {"_LRScheduler"}
+
+
+def test_the_rate_that_weights_are_averaged_at_is_an_option_and_the_rate_before_is_its_schedulers() -> None:
+    def trained(base: float, last: float, *, then: float | None = None) -> list[float]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=base)
+        scheduler, averaged = schedulers.ExponentialLR(optimizer, 0.9), swa_utils.SWALR(optimizer, last, 3)
+        hyperparameters = Hyperparameters({"swa_lr": optimizer, "learning_rate": scheduler})
+        if then is not None:
+            hyperparameters.apply({"swa_lr": then, "learning_rate": NEW})
+        rates = [advance((optimizer, [scheduler])) for _ in range(3)]
+        hyperparameters.verify()
+        return rates + [advance((optimizer, [averaged])) for _ in range(5)]
+
+    assert trained(OLD, 0.05, then=0.02) == pytest.approx(trained(NEW, 0.02), rel=ROUNDING)
+
+
+@pytest.mark.parametrize("forgotten", ["scheduler", "optimizer"])
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"OneCycleLR", "OneCycleLR-linear"}))
+def test_a_scheduler_that_was_not_restored_with_its_optimizer_is_refused_or_in_force(kind: str, forgotten: str) -> None:
+    origin, branch, expected = make(kind, OLD), make(kind, NEW), make(kind, NEW)
+    for _ in range(7):
+        advance(origin)
+        advance(expected)
+    optimizer, (scheduler,) = branch
+    if forgotten == "scheduler":
+        optimizer.load_state_dict(origin[0].state_dict())
+    else:
+        scheduler.load_state_dict(origin[1][0].state_dict())
+    rate = optimizer.param_groups[0]["lr"]
+    hyperparameters = Hyperparameters({"learning_rate": [optimizer, scheduler]})
+    if forgotten == "optimizer" and kind in ("LambdaLR", "LambdaLR-callable", "WarmRestarts"):
+        # these compute each rate from the base alone
+        hyperparameters.apply({"learning_rate": NEW})
+        assert advance(branch) == pytest.approx(advance(expected), rel=ROUNDING)
+        return
+    restored, anew = type(optimizer).__name__, "[A-Za-z]+ is as the program made it"
+    if forgotten == "optimizer":
+        restored, anew = "[A-Za-z]+", f"{restored} is as the program made it"
+    message = rf"'learning_rate' cannot be set to 0\.00025, for {restored} has been restored, and {anew}"
+    with pytest.raises(OverrideNotAppliedError, match=message) as caught:
+        hyperparameters.apply({"learning_rate": NEW})
+    assert (caught.value.key, caught.value.wanted, caught.value.found) == ("learning_rate", NEW, OLD)
+    assert optimizer.param_groups[0]["lr"] == rate
 
 
 def test_a_scheduler_next_to_another_option_is_refused() -> None:

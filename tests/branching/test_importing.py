@@ -1,4 +1,6 @@
 import errno
+import shutil
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -8,12 +10,14 @@ from branch_helpers import VALUES, origin_run, rows, save, tree
 import simckpt
 from simckpt import state
 from simckpt.errors import (
+    ConfigurationError,
     ConflictError,
     DamagedError,
+    ExportNotFoundError,
     FormatError,
     StorageError,
 )
-from simckpt.storage import ImportRecord, StoreFiles
+from simckpt.storage import ImportRecord, RunRecord, StoreFiles, exports
 from simckpt.storage.durable import Disk
 
 
@@ -48,11 +52,14 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(params=["checkpoint", "file"])
+FORMS = ["h5", "pt", "safetensors"]
+
+
+@pytest.fixture(params=["checkpoint", *FORMS])
 def imported(request, tmp_path):
     """A checkpoint, and a function that imports it into a store, straight or by way of a file."""
     store, checkpoint = with_rows(tmp_path / "from")
-    source = checkpoint if request.param == "checkpoint" else checkpoint.export(tmp_path / "one.h5")
+    source = checkpoint if request.param == "checkpoint" else checkpoint.export(tmp_path / "one", to=request.param)
     return store, checkpoint, lambda other, **options: other.import_checkpoint(source, **options)
 
 
@@ -88,10 +95,39 @@ def test_importing_twice_gives_the_checkpoint_that_is_there(tmp_path, imported) 
     other = simckpt.Store(tmp_path / "to")
     found = bring(other)
     assert bring(simckpt.Store(other.path)) == found
-    # by whichever way, under whichever name
-    assert other.import_checkpoint(checkpoint, run="b") == found
-    assert [run.name for run in other.runs()] == ["a"]
+    # by whichever way
+    assert other.import_checkpoint(checkpoint, run="a") == found
     assert other.import_checkpoint(found) == found
+    # another name would be left out in silence
+    for source in (checkpoint, found):
+        with pytest.raises(ConflictError, match=r"in the store already.*'b'"):
+            other.import_checkpoint(source, run="b")
+    with pytest.raises(ConflictError, match="in the store already"):
+        bring(other, run="b")
+    assert [run.name for run in other.runs()] == ["a"]
+
+
+def test_a_copy_of_a_copy_is_a_copy_of_the_original(tmp_path) -> None:
+    store, checkpoint = with_rows(tmp_path / "from")
+    copy = simckpt.Store(tmp_path / "between").import_checkpoint(checkpoint)
+    last = simckpt.Store(tmp_path / "to")
+    found = last.import_checkpoint(copy.export(tmp_path / "copy.pt"))
+    assert last.run(found.run).record.imported == ImportRecord(store.id, "a", checkpoint.id)
+    assert last.import_checkpoint(checkpoint) == found
+
+
+def test_a_store_is_the_same_by_whichever_path_and_its_copy_is_another(tmp_path, monkeypatch) -> None:
+    store, checkpoint = with_rows(tmp_path / "from")
+    (tmp_path / "link").symlink_to(tmp_path / "from")
+    monkeypatch.chdir(tmp_path)
+    for path in ("from", "link", "./from/../link"):
+        same = simckpt.Store(path)
+        same.files.path = Path(path)  # as another spelling that resolving does not notice
+        assert same.import_checkpoint(checkpoint) == checkpoint
+    assert [run.name for run in store.runs()] == ["a"]
+    shutil.copytree(tmp_path / "from", tmp_path / "copy")
+    copied = simckpt.Store("copy")
+    assert copied.import_checkpoint(checkpoint).run == "a-2"
 
 
 def test_an_imported_run_is_named_apart_from_those_that_are_there(tmp_path, imported) -> None:
@@ -118,7 +154,7 @@ def test_a_copy_that_was_pruned_is_made_anew_in_another_run(tmp_path, imported) 
 
 
 def test_an_import_that_was_cut_off_is_finished_by_the_next_one(tmp_path, imported) -> None:
-    _, _, bring = imported
+    _, checkpoint, bring = imported
     other = simckpt.Store(tmp_path / "to")
 
     class Full(Disk):
@@ -135,8 +171,11 @@ def test_an_import_that_was_cut_off_is_finished_by_the_next_one(tmp_path, import
     disk.full = True
     with pytest.raises(StorageError, match="no room"):
         bring(other)
-    assert [run.name for run in other.runs()] == ["a"]
+    assert other.runs() == []
     assert list(other.path.glob("tmp/*")) == []
+    # a kill between the run and its checkpoint
+    origin = ImportRecord(checkpoint.files.id, "a", checkpoint.id)
+    other.files.write_run("a", RunRecord("e" * 32, "a", 1.8e9, imported=origin))
     disk.full = False
     assert bring(other).run == "a"
     assert_equal(decoded(other.run("a").latest()), EXPECTED)
@@ -276,10 +315,51 @@ def test_every_damaged_record_of_an_exported_file_is_noticed(tmp_path) -> None:
     assert other.files.runs() == []
 
 
-@pytest.mark.parametrize("kept", [0, 31, 33, -1, -33, -200])
-def test_a_file_that_ends_too_early_is_refused(tmp_path, kept: int) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_damaged_file_is_refused_although_its_checkpoint_is_in_the_store(tmp_path, form: str) -> None:
+    _, checkpoint = with_rows(tmp_path / "from")
+    path = checkpoint.export(tmp_path / "one", to=form)
+    other = simckpt.Store(tmp_path / "to")
+    other.import_checkpoint(path)
+    content = bytearray(path.read_bytes())
+    content[content.find(np.arange(500, 520, dtype=np.float32).tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match="replay/observations"):
+        other.import_checkpoint(path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(tmp_path, form: str) -> None:
+    """One bit of every 211th byte; once it was done with every byte."""
+    _, checkpoint = with_rows(tmp_path / "from", count=3)
+    path = checkpoint.export(tmp_path / "one", to=form)
+    content, whole = path.read_bytes(), exports.open_export(path)
+    state = {name: (each.structure, as_bytes(each.leaves)) for name, each in whole.read().items()}
+    records = (whole.store, whole.run, whole.start, whole.commit, whole.leaves, whole.shared)
+    noticed = 0
+    places = range(0, len(content), 211)
+    for place in places:
+        path.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :])
+        try:
+            found = exports.open_export(path)
+            read = {name: (each.structure, as_bytes(each.leaves)) for name, each in found.read().items()}
+        except (DamagedError, FormatError):
+            noticed += 1
+            continue
+        assert (found.store, found.run, found.start, found.commit, found.leaves, found.shared) == records
+        assert read == state
+    assert noticed > 0.9 * len(places)
+
+
+def as_bytes(leaves: dict) -> dict:
+    return {key: (leaf.dtype, leaf.shape, leaf.kind, leaf.data.tobytes()) for key, leaf in leaves.items()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kept", [0, 7, 31, 33, -1, -33, -200])
+def test_a_file_that_ends_too_early_is_refused(tmp_path, kept: int, form: str) -> None:
     _, checkpoint = with_rows(tmp_path / "from", count=1)
-    path = checkpoint.export(tmp_path / "one.h5")
+    path = checkpoint.export(tmp_path / "one", to=form)
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises((DamagedError, FormatError)):
         simckpt.Store(tmp_path / "to").import_checkpoint(path)
@@ -287,15 +367,50 @@ def test_a_file_that_ends_too_early_is_refused(tmp_path, kept: int) -> None:
 
 def test_other_files_are_no_exported_checkpoints(tmp_path) -> None:
     other = simckpt.Store(tmp_path / "to")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ExportNotFoundError, match=r"there is no file .*absent\.h5"):
         other.import_checkpoint(tmp_path / "absent.h5")
+    with pytest.raises(FormatError, match="not a regular file"):
+        other.import_checkpoint(tmp_path)
+    with pytest.raises(ConfigurationError, match="takes a Checkpoint, or the path"):
+        other.import_checkpoint(5)
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["x"] = np.zeros(100)
     with pytest.raises(FormatError, match=r"no checkpoint that Checkpoint\.export wrote"):
         other.import_checkpoint(tmp_path / "plain.h5")
+    (tmp_path / "short").write_bytes(b"simckpt")
+    with pytest.raises(FormatError, match="no checkpoint"):
+        other.import_checkpoint(tmp_path / "short")
     (tmp_path / "long").write_bytes(b"x" * 100 + b"simckpt export ffffffffffffffff\n")
     with pytest.raises(FormatError, match="directory"):
         other.import_checkpoint(tmp_path / "long")
+
+
+def test_a_reseeded_branch_of_an_import_draws_the_same_numbers_in_every_store(tmp_path) -> None:
+    """By way of whichever copy: what it derives from is the original."""
+
+    def first_draws(store: simckpt.Store) -> list[float]:
+        with store.start("b") as run:
+            generator = np.random.default_rng(99)
+            loop = simckpt.LoopState(step=0)
+            checkpointer = run.checkpointer({"rng": generator, "loop": loop}, save_when=simckpt.EverySteps(1))
+            checkpointer.restore_latest()
+            return generator.random(3).tolist()
+
+    store = simckpt.Store(tmp_path / "from")
+    with store.start("a") as run:
+        components = {"rng": np.random.default_rng(1), "loop": simckpt.LoopState(step=0)}
+        run.checkpointer(components, save_when=simckpt.EverySteps(1)).save(2)
+    origin = store.run("a").latest()
+    copies = [simckpt.Store(tmp_path / name) for name in ("one", "two", "three")]
+    first = copies[0].import_checkpoint(origin)
+    copies[1].import_checkpoint(origin.export(tmp_path / "x.pt"))
+    copies[2].import_checkpoint(first)
+    draws = []
+    for each in (store, *copies):
+        each.run("a").latest().branch("b", rng="reseed")
+        draws.append(first_draws(each))
+    assert draws == [draws[0]] * 4
+    assert draws[0] != np.random.default_rng(1).random(3).tolist()
 
 
 def test_an_export_that_fails_leaves_no_file(tmp_path) -> None:

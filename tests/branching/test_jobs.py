@@ -1,19 +1,18 @@
-"""Jobs as JSON: functions are named, and found again by another process; the command that runs a file."""
+"""Jobs as JSON: how a branch ended in one, and the command that runs a file."""
 
-import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import fan_out_loops as loops
 import pytest
 
 import simckpt
-from simckpt.branching.jobs import branch_job, call_file, described, function_of, is_complete, train_branch
+from simckpt.branching.jobs import branch_job, call_file, is_complete, train_branch
 from simckpt.errors import ConfigurationError
 
 
@@ -21,41 +20,6 @@ def run_file(file: Path, result: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "simckpt.branching.jobs", str(file), str(result)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-
-def test_a_function_is_found_again() -> None:
-    description = json.loads(json.dumps(described(functools.partial(loops.train, until=50))))
-    found = function_of(description)
-    assert isinstance(found, functools.partial)
-    assert found.func is loops.train
-    assert found.keywords == {"until": 50}
-
-
-class Holder:
-    def method(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize(
-    ("function", "problem"),
-    [
-        (lambda: None, "top level"),
-        (Holder().method, "top level"),
-        (Holder, "top level"),
-        (functools.partial(loops.train, until=Holder()), "more than JSON can hold"),
-        (functools.partial(loops.train, until=float("nan")), "more than JSON can hold"),
-    ],
-    ids=["lambda", "method", "class", "object", "nan"],
-)
-def test_what_another_process_cannot_find_is_refused(function: Any, problem: str) -> None:
-    with pytest.raises(ConfigurationError, match=problem):
-        described(function)
-
-
-def test_a_function_of_a_notebook_is_refused() -> None:
-    code = "from simckpt.branching.jobs import described\ndef train(store, run): pass\ndescribed(train)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "was defined in a notebook or at a prompt: put it into a module" in done.stderr
 
 
 def test_arguments_of_a_call_are_what_json_can_hold() -> None:
@@ -127,3 +91,46 @@ def test_a_script_that_exits_well_is_complete(store: Path) -> None:
     answer = train_branch(branch_job(store, "branch", loops.train_and_exit, log=None))
     assert answer["status"] == "complete"
     assert is_complete(simckpt.Store(store).run("branch"))
+
+
+def test_a_training_that_saves_nothing_has_failed(store: Path) -> None:
+    for _ in range(2):
+        answer = train_branch(branch_job(store, "branch", loops.train_without_checkpoints, log=None))
+        assert answer["status"] == "failed"
+        assert answer["error"].startswith("returned without a checkpoint")
+        assert "step 10, where it begins" in answer["error"]
+    # one that has saved before has nothing to do, and that is well
+    loops.train(str(store), "branch")
+    answer = train_branch(branch_job(store, "branch", loops.train_without_checkpoints, log=None))
+    assert answer["status"] == "complete"
+    assert is_complete(simckpt.Store(store).run("branch"))
+
+
+@pytest.mark.parametrize(
+    ("train", "status", "error"),
+    [
+        (loops.interrupt, "interrupted", "KeyboardInterrupt: enough"),
+        (loops.cancel, "failed", "CancelledError: by a coroutine"),
+        (loops.train_until_signalled, "interrupted", "ended by a signal after a save"),
+    ],
+    ids=["KeyboardInterrupt", "another BaseException", "a signal"],
+)
+def test_what_ends_a_training_without_being_an_error_is_told(
+    store: Path, train: Callable[[str, str], None], status: str, error: str
+) -> None:
+    answer = train_branch(branch_job(store, "branch", train, log=None))
+    assert answer["status"] == status
+    assert answer["error"].strip().endswith(error)
+
+
+def test_a_branch_is_told_to_give_three_heartbeats_in_the_time_that_it_may_be_silent(store: Path) -> None:
+    def beat(heartbeat: float | None) -> float:
+        return branch_job(store, "branch", loops.train, log=None, heartbeat=heartbeat)["beat"]
+
+    assert [beat(3.0), beat(60.0), beat(1800.0), beat(None)] == [1.0, 20.0, 30.0, 30.0]
+
+
+def test_a_branch_beats_as_often_as_it_is_told(store: Path) -> None:
+    # at the usual rate, every 30 s, it would end without having been heard of
+    answer = train_branch(branch_job(store, "branch", loops.train_until_heard_of, log=None, heartbeat=1.0))
+    assert answer["status"] == "complete", answer["error"]

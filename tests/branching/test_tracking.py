@@ -7,7 +7,7 @@ import fan_out_loops as loops
 import pytest
 
 import simckpt
-from simckpt.branching.tracking import GIVE_UP, Tracked
+from simckpt.branching.tracking import GIVE_UP, START, Tracked
 
 
 class Clock:
@@ -99,6 +99,36 @@ def test_a_heartbeat_or_a_commit_is_a_sign_of_life(store: simckpt.Store) -> None
         later(clock, each, 1.5)
     assert call.state == "cancelled"
     assert each.result().error == "no sign of life for 10 s"
+
+
+def test_a_short_heartbeat_counts_from_the_first_sign_of_the_loop(store: simckpt.Store) -> None:
+    each, call, clock = tracked(store, heartbeat=2.0)
+    call.state = "running"
+    later(clock, each, 1)
+    # imports and envs come first, and a claim is no sign that the loop runs
+    later(clock, each, START)
+    assert call.state == "running"
+    with store.start("branch") as run:
+        later(clock, each, 0)
+        later(clock, each, START)
+        assert call.state == "running"
+        # looked at often enough for three heartbeats in that time
+        for _ in range(10):
+            run._claim.beat(now=True)
+            later(clock, each, 2 / 3 + 1e-6)
+            assert call.state == "running"
+        later(clock, each, 2.5)
+    assert call.state == "cancelled"
+    assert each.result().error == "no sign of life for 2 s"
+
+
+def test_a_branch_that_never_comes_to_its_loop_is_stopped(store: simckpt.Store) -> None:
+    each, call, clock = tracked(store, heartbeat=2.0)
+    call.state = "running"
+    later(clock, each, 1)
+    later(clock, each, START + 1)
+    assert call.state == "cancelled"
+    assert each.result().error == f"no sign of life for {START:g} s"
 
 
 def test_a_job_that_went_back_into_the_queue_begins_anew(store: simckpt.Store) -> None:

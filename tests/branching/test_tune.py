@@ -10,13 +10,18 @@ import ray_apart
 
 import simckpt
 from simckpt.branching import tune
-from simckpt.errors import CheckpointNotFoundError, ConfigurationError
+from simckpt.errors import CheckpointNotFoundError, ConfigurationError, InvalidNameError
 
 
 @pytest.fixture
 def origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> simckpt.Checkpoint:
     monkeypatch.chdir(tmp_path)  # outside of git, whose state every start records
     return loops.make_origin(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> simckpt.Checkpoint:
+    return loops.make_origin(tmp_path_factory.mktemp("untouched") / "store")
 
 
 def trial(origin: simckpt.Checkpoint, id: str, **config: object) -> tune.Trial:
@@ -117,10 +122,26 @@ def test_a_training_without_the_metric_is_told(origin: simckpt.Checkpoint) -> No
         made.step(1)
 
 
-def test_a_function_that_no_process_can_find_is_refused(origin: simckpt.Checkpoint) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"train": lambda store, run, until_step: None}, "another process cannot find"),
+        ({"train": loops.make_origin}, "cannot be called with"),
+        ({"checkpoint": "origin@0"}, "branches start from a checkpoint"),
+        ({"metric": 3}, "metric"),
+        ({"interval": 0}, "whole number"),
+        ({"interval": "20"}, "whole number"),
+        ({"name": "a/b"}, "cannot be the name of a run"),
+        ({"rng": "again"}, "rng is one of"),
+    ],
+)
+def test_wrong_arguments_of_a_trainable_are_refused(
+    untouched: simckpt.Checkpoint, wrong: dict[str, object], problem: str
+) -> None:
     pytest.importorskip("ray")
-    with pytest.raises(ConfigurationError, match="another process cannot find"):
-        tune.trainable(lambda store, run, until_step: None, origin, metric="eval/return", interval=20)
+    sound = {"train": loops.train, "checkpoint": untouched, "metric": "eval/return", "interval": 20}
+    with pytest.raises((ConfigurationError, InvalidNameError), match=problem):
+        tune.trainable(**{**sound, **wrong})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

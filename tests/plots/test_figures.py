@@ -106,18 +106,31 @@ def test_the_figure_of_returns_has_curves_bands_and_rollbacks(store: simckpt.Sto
         "low",
         "high",
         "reseeded",
+        "rollback: decided here",
+        "rollback: went on from here",
     ]
     assert sum(trace.fill == "toself" for trace in figure.data) == 4
     assert sum(trace.line.dash is not None for trace in figure.data) == 2
     said = texts(figure)
     assert "rolled back at 250,000 to 200,000" in said
+    # the markers of the curves are those that the legend explains
+    explained = {trace.name: trace.marker.symbol for trace in figure.data if str(trace.name).startswith("rollback")}
+    drawn = {
+        symbol for trace in figure.data if isinstance(trace.marker.symbol, tuple) for symbol in trace.marker.symbol
+    }
+    assert set(explained.values()) == drawn
+    assert figure.layout.xaxis.title.text == "step [env steps]"
+    assert figure.layout.yaxis.title.text == METRIC
+    # "lower" has no checkpoint of its own
+    assert figure.layout.title.text.startswith(f"{METRIC} of 4 curves")
     assert "level 2" in said
 
 
 def test_the_figure_of_returns_joins_runs_under_a_label(store: simckpt.Store) -> None:
     groups = {"branches": [store.run("low"), store.run("high"), store.run("reseeded")], "origin": store.run("ant-ppo")}
     figure = plots.returns(groups, title="two <b>kinds</b>")
-    assert [trace.name for trace in figure.data if trace.showlegend is not False] == ["branches", "origin"]
+    legend = [trace.name for trace in figure.data if trace.showlegend is not False]
+    assert legend == ["branches", "origin", "rollback: decided here", "rollback: went on from here"]
     assert max(named(figure, "branches").x) == 220_000
     assert "two &lt;b&gt;kinds&lt;/b&gt;" in figure.layout.title.text
 
@@ -200,6 +213,25 @@ def test_the_figure_of_distances_has_the_leaves_that_differ(tmp_path: Path) -> N
     assert "different: 3, equal: 1" in figure.layout.title.text
     assert len(plots.distances(a, b, most=1).data[0].y) == 1
     texts(plots.distances(a, a))
+
+
+def test_the_figure_of_distances_leaves_out_clocks_and_what_policies_remember(tmp_path: Path) -> None:
+    import gymnasium as gym
+
+    store = simckpt.Store(tmp_path / "s")
+    # its `episode_start_time` is real time, and the history of evaluations is padded with NaNs
+    env = gym.wrappers.RecordEpisodeStatistics(gym.make("InvertedPendulum-v5"))
+    env.reset(seed=1)
+    with store.start("a") as run:
+        checkpointer = run.checkpointer({"env": env}, save_when=simckpt.EverySteps(1))
+        a = checkpointer.save(1, {METRIC: [1.0, 2.0]})
+        env.step(env.action_space.sample())
+        b = checkpointer.save(2, {METRIC: [3.0, 4.0]})
+    shown = [label for trace in plots.distances(a, b, most=1_000).data for label in trace.y or () if label]
+    assert "env/physics/qpos" in shown
+    assert not [label for label in shown if "start_time" in label or label.startswith("checkpointer/")]
+    asked_for = plots.distances(a, b, components=["checkpointer"]).data[0].y
+    assert f"checkpointer/evaluations/{METRIC.replace('/', '%2F')}/returns" in asked_for
 
 
 def test_texts_of_strangers_are_no_html_in_a_figure(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -96,7 +97,25 @@ def test_a_change_that_does_not_fit_the_run_is_refused(change: Change, message: 
         new_values(change, RUN)
 
 
-@pytest.mark.parametrize("factor", [0, -1, float("inf"), float("nan"), True, "0.5", None], ids=repr)
+@pytest.mark.parametrize(
+    "factor",
+    [
+        0,
+        -1,
+        math.inf,
+        math.nan,
+        -math.inf,
+        True,
+        "0.5",
+        None,
+        1j,
+        [0.5],
+        np.float32("nan"),
+        np.bool_(True),
+        np.zeros(2),
+    ],
+    ids=repr,
+)
 def test_a_factor_is_finite_and_above_0(factor: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Scale(learning_rate=factor)
@@ -104,11 +123,58 @@ def test_a_factor_is_finite_and_above_0(factor: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [Scale, SetTo, KeepRows, lambda: KeepRows(""), lambda: KeepRows(3), lambda: Call("soften")]
+    "make",
+    [
+        *(Scale, SetTo, KeepRows, lambda: KeepRows(""), lambda: KeepRows(3), lambda: KeepRows(["replay"])),
+        *(
+            lambda: Call("soften"),
+            lambda: Call(None),
+            lambda: Call(lambda: None),
+            lambda: Call(lambda components: None),
+        ),
+        lambda: Call(lambda components, level, more: None),
+    ],
 )
 def test_a_change_of_nothing_is_refused(make) -> None:
     with pytest.raises(ConfigurationError):
         make()
+
+
+def test_whatever_takes_two_arguments_is_called() -> None:
+    for function in (soften, lambda *given: None, functools.partial(soften), print, lambda a, b, c=1: None, dict.get):
+        assert calls(Call(function)) == (function,)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(math.nan, np.float32("nan"), [1.0, math.nan], (1.0, [math.nan]), {"a": math.nan}, [np.float64("nan")]),
+        *(object(), 1j, {1.0}, {1: 2.0}, np.zeros(2), [np.zeros(2)], b"1", np.complex64(1), soften, range(3)),
+    ],
+    ids=repr,
+)
+def test_a_value_that_no_run_can_have_is_refused_where_it_is_written(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="'rate'") as caught:
+        SetTo(rate=value)
+    assert caught.value.keys == ("rate",)
+
+
+def test_numpys_scalars_are_plain_numbers() -> None:
+    change = Scale(clip=np.float32(0.5), learning_rate=np.int64(2)) & SetTo(
+        epochs=np.int64(3), anneal=np.bool_(False), optimizer=np.str_("sgd"), offset=np.array(-2)
+    )
+    plain = Scale(clip=0.5, learning_rate=2) & SetTo(epochs=3, anneal=False, optimizer="sgd", offset=-2)
+    assert change == plain
+    assert repr(change) == repr(plain)
+    kinds = {"clip": float, "learning_rate": float, "epochs": int, "anneal": bool, "optimizer": str, "offset": int}
+    assert {key: type(value) for key, value in new_values(change, RUN).items()} == kinds
+    assert repr(SetTo(hidden=[np.int64(8), (np.float32(0.5),)])) == "SetTo(hidden=[8, [0.5]])"
+
+
+@pytest.mark.parametrize(("value", "factor"), [(1e300, 1e10), (100, 1e308), (10**400, 0.5), (math.inf, 0.5)], ids=repr)
+def test_nothing_is_scaled_out_of_bounds(value: float, factor: float) -> None:
+    with pytest.raises(ConfigurationError, match="infinite or no number"):
+        new_values(Scale(rate=factor), {"rate": value})
 
 
 def test_one_key_changed_twice_at_once_is_refused() -> None:
@@ -126,12 +192,21 @@ def test_only_changes_join_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["a", math.nan, np.float64(0.5), True, None], ids=["text", "nan", "numpy", "bool", "none"]
+    ("value", "there"),
+    [
+        *(("a", 3e-4), (True, 3e-4), (None, 3e-4), ([0.1], 3e-4), (math.inf, 3e-4), (10**400, 3e-4)),
+        *((0.5, 3), (True, 3), (1, True), (1, "adam"), (["a"], [4, 4]), ([0.5], [4, 4]), ("a", [4, 4])),
+        *(({"a": 1}, {"b": 1}), ({"a": "1"}, {"a": 1}), ([math.inf], [0.5, 0.5])),
+    ],
+    ids=repr,
 )
-def test_a_value_of_another_type_is_refused_when_the_run_starts(value) -> None:
-    with pytest.raises(ConfigurationError, match="learning_rate"):
-        new_values(SetTo(learning_rate=value), {"learning_rate": 3e-4})
+def test_a_value_of_another_type_is_refused_when_the_run_starts(value, there) -> None:
+    with pytest.raises(ConfigurationError, match="'rate'") as caught:
+        new_values(SetTo(rate=value), {"rate": there})
+    assert caught.value.keys == ("rate",)
 
 
 def test_a_whole_number_does_for_a_float_and_a_list_for_another_one() -> None:
-    assert new_values(SetTo(rate=1, layers=[8]), {"rate": 0.5, "layers": [4, 4]}) == {"rate": 1, "layers": [8]}
+    found = new_values(SetTo(rate=1, layers=(8,), any=[1, "a"]), {"rate": 0.5, "layers": [4, 4], "any": None})
+    assert found == {"rate": 1.0, "layers": [8], "any": [1, "a"]}
+    assert type(found["rate"]) is float

@@ -304,30 +304,28 @@ def test_losses_are_found_by_their_names() -> None:
     assert [picky.is_loss(name) for name in ("td", "td_error", "loss/q", "my loss")] == [True, False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("metric", ""),
-        ("mode", "maximum"),
-        ("target", "first"),
-        ("test", "student"),
-        ("then", "raise"),
-        ("patience", 0),
-        ("max_rollbacks", 0),
-        ("warm_up", -1),
-        ("cool_down", False),
-        ("min_effect", 1),
-        ("min_effect", math.nan),
-        ("significance", 0),
-        ("significance", True),
-        ("changes", "reseed"),
-        ("changes", []),
-        ("changes", [Reseed(), None]),
-        ("losses", 3),
-        ("losses", [None]),
-    ],
-)
+SENSELESS = {
+    "metric": ["", None, 3, ["eval/return"]],
+    "mode": ["maximum", "MAX", None, True, ["max"], np.array(["max"])],
+    **{key: ["first", None, 1, ["best"], np.array(["best", "last"])] for key in ("target", "test", "then")},
+    **{key: [0, -1, 1.5, 2.0, True, None, "2", math.nan, [1], np.array([1])] for key in ("patience", "max_rollbacks")},
+    **{key: [-1, 1.5, 0.0, False, None, "2", math.nan, [1], np.array([1])] for key in ("warm_up", "cool_down")},
+    "min_effect": [1, 1.5, -0.1, math.nan, math.inf, True, None, "0.1", [0.1], 1j, np.float32("nan"), np.zeros(1)],
+    "significance": [0, 1, -0.1, math.nan, math.inf, True, None, "0.1", [0.1], 1j, np.float64("nan"), np.zeros(1)],
+    "changes": ["reseed", None, [], (), [Reseed(), None], {Reseed()}, Reseed, [[Reseed()]]],
+    "losses": [3, None, "", [], (), [None], [""], ["*loss*", ""], {"*loss*"}, b"loss"],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in SENSELESS.items() for value in values])
 def test_an_argument_without_meaning_is_refused(key: str, value: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
         RollbackPolicy(**{"metric": "eval/return", key: value})
     assert caught.value.keys == (key,)
+
+
+def test_numpys_scalars_are_plain_numbers() -> None:
+    given = {"patience": np.int64(3), "warm_up": np.uint8(0), "min_effect": np.float32(0.5), "target": np.str_("last")}
+    policy = RollbackPolicy("eval/return", **given)
+    assert repr(policy) == "RollbackPolicy('eval/return', target='last', min_effect=0.5, patience=3, warm_up=0)"
+    assert type(policy.min_effect) is float

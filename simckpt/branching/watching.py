@@ -1,0 +1,158 @@
+"""Whether hyperparameters that were set stay in force: looked at when an optimizer steps, told when the loop asks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from simckpt.branching.targets import Loss, Target
+from simckpt.errors import OverrideNotAppliedError
+
+
+@dataclass
+class Watch:
+    """A target that should hold a value, and what was seen of it since.
+
+    Attributes:
+        key: the hyperparameter.
+        wanted: its value.
+        target: what should hold it.
+        origin: how the target came to it, for messages.
+        stepped: whether its optimizer has stepped.
+        loss: the first time that it was seen without the value.
+        stranger: an optimizer that the program steps on the parameters of the target's optimizer.
+    """
+
+    key: str
+    wanted: Any
+    target: Target
+    origin: str = "was set to"
+    stepped: bool = False
+    loss: Loss | None = None
+    stranger: Any = None
+
+    def look(self) -> None:
+        """Takes note if the value is not there."""
+        if self.loss is None:
+            self.loss = self.target.find_loss(self.wanted)
+
+    @property
+    def awaits_step(self) -> bool:
+        """Whether no step of an optimizer can have used the value yet."""
+        return self.target.optimizer is not None and not self.stepped
+
+    @property
+    def proven(self) -> bool:
+        """Whether everything that might take the value away has had its turn."""
+        return not self.awaits_step and self.target.moved
+
+    def raise_if_lost(self, when: str) -> None:
+        """Raises OverrideNotAppliedError, if the value is not in force."""
+        said = f"hyperparameter {self.key!r} {self.origin} {self.wanted!r}"
+        if self.awaits_step and self.stranger is not None:
+            raise OverrideNotAppliedError(
+                f"{said} in {self.target.where}, but that optimizer has not stepped since, and another one, of "
+                f"class {type(self.stranger).__name__}, steps its parameters: bind the optimizer that the loop steps, "
+                "and make it before restore_latest",
+                key=self.key,
+                wanted=self.wanted,
+            )
+        if self.loss is None:
+            return
+        expected = "" if self.loss.expected == self.wanted else f", which makes {self.loss.expected!r} there by now"
+        raise OverrideNotAppliedError(
+            f"{said}{expected}, but {when} {self.loss.where} has {self.loss.found!r}: {self.loss.advice}",
+            key=self.key,
+            wanted=self.wanted,
+            found=self.loss.found,
+        )
+
+
+class Watches:
+    """The targets that are watched until each is proven: used by a step of its optimizer, and not lost since."""
+
+    def __init__(self) -> None:
+        self._watches: list[Watch] = []
+        self._hook: Any = None
+        self._told = False
+
+    def add(self, watches: Iterable[Watch]) -> None:
+        """Watches these too."""
+        self._watches += watches
+        self._told = False
+        if self._hook is None and any(watch.target.optimizer is not None for watch in self._watches):
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            # of all optimizers: the one that is bound may not be the one that trains
+            self._hook = register_optimizer_step_post_hook(_hook_of(weakref.ref(self)))
+
+    def clear(self) -> None:
+        """Watches nothing any more."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._watches, self._hook = [], None
+
+    def look(self, when: str) -> None:
+        """Looks at all of them now; raises OverrideNotAppliedError, which says when, if a value was lost."""
+        for watch in self._watches:
+            watch.look()
+            watch.raise_if_lost(when)
+
+    def verify(self) -> bool:
+        """Returns whether everything is proven by now, which ends the watch.
+
+        Raises:
+            OverrideNotAppliedError: a value was lost.
+        """
+        self.look("after training went on")
+        proven = all(watch.proven for watch in self._watches)
+        if proven:
+            self.clear()
+        return proven
+
+    def unproven(self, *, again: bool) -> dict[str, str]:
+        """Returns {key: the target whose optimizer has not stepped}; once after each `add`, or `again`."""
+        if self._told and not again:
+            return {}
+        found = {watch.key: watch.target.where for watch in self._watches if watch.awaits_step}
+        self._told = self._told or bool(found)
+        return found
+
+    def note_step(self, optimizer: Any) -> None:
+        """Looks at what a step has used; it is told at `verify`, for an optimizer's step is no place for errors."""
+        for watch in self._watches:
+            if watch.target.optimizer is None:
+                continue
+            if _has_groups_of(optimizer, watch.target.optimizer):
+                watch.look()
+                watch.stepped = True
+            elif not watch.stepped and watch.stranger is None and self._is_stranger(optimizer, watch):
+                watch.stranger = optimizer
+
+    def _is_stranger(self, optimizer: Any, watch: Watch) -> bool:
+        """Returns whether an optimizer trains all that a watched one should, and does not have the key itself."""
+        if any(each.key == watch.key and each.target.optimizer is optimizer for each in self._watches):
+            return False
+        # all of them: actors and critics may share an encoder
+        return _parameters(watch.target.optimizer) <= _parameters(optimizer)
+
+
+def _hook_of(watches: weakref.ref[Watches]) -> Callable[[Any, Any, Any], None]:
+    # torch keeps the hook as long as the process lives, if nobody removes it
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        live = watches()
+        if live is not None:
+            live.note_step(optimizer)
+
+    return hook
+
+
+def _has_groups_of(optimizer: Any, other: Any) -> bool:
+    # an optimizer that wraps another one has the same groups, and may have a step of its own or none
+    return optimizer is other or list(map(id, optimizer.param_groups)) == list(map(id, other.param_groups))
+
+
+def _parameters(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
