@@ -26,7 +26,7 @@ Address = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="An id, RUN, 
 
 @app.callback()
 def main() -> None:
-    """Look at checkpoint stores: runs, checkpoints, leaves, how two differ; branch from, mark, prune them."""
+    """Look at checkpoint stores: runs, checkpoints, leaves, how two differ; branch from, mark, prune, verify them."""
 
 
 def resolve(here: Store, address: str) -> Checkpoint:
@@ -48,5 +48,5 @@ def readable_errors() -> Iterator[None]:
         raise typer.Exit(FAILED) from error
     except Exception as error:
         # Python's own exit code for these is 1, which means `different` here
-        traceback.print_exc()
+        print(presentation.printable(traceback.format_exc(), keep=chr(10)), file=sys.stderr)
         raise typer.Exit(FAILED) from error

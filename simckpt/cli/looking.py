@@ -70,8 +70,8 @@ def find(
     """List the checkpoints of STORE that meet a condition.
 
     A condition compares a name with a value by = != < <= > >= like; `and`, `or`, `not` and brackets join conditions.
-    Names: metrics and hyperparameters, id, run, step, kind, parent, created, duration, size, host, device, experiment,
-    git.commit, git.dirty, tag, pinned, versions.PACKAGE. Text stands in quotes; % in a `like` is any text.
+    Names: metrics and hyperparameters, id, run, step, kind, parent, created, duration, size, tier, host, device,
+    experiment, git.commit, git.dirty, tag, pinned, versions.PACKAGE. Text stands in quotes; % in a `like` is any text.
     Exit code 0: listed, be it none; 2: the condition has no meaning, or STORE cannot be read.
     """
     damaged: dict[tuple[str, int | None], StoreError] = {}
@@ -181,6 +181,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         **rollback,
         "saved (UTC)": f"{saved}, took {checkpoint.duration:.3g} s" if checkpoint.duration else saved,
         "size": f"{nbytes}, added {added} to the store",
+        **({"tier": "in the archive alone; it comes back when it is read"} if checkpoint.tier == "archive" else {}),
         "metrics": presentation.metrics(checkpoint.metrics) or "none",
         "marks": marks(checkpoint) or "none",
         "experiment": checkpoint.experiment or "none",
@@ -193,12 +194,12 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _commit(git: Mapping[str, Any]) -> str:
-    if git["dirty"] is None:
+    if git.get("dirty") is None:
         changes = ", with changes or without: git did not say"
     else:
-        lines = len(git.get("diff", "").splitlines())
+        lines = len(str(git.get("diff", "")).splitlines())
         changes = f", with changes: {lines} lines of diff (--json)" if git["dirty"] else ""
-    return f"{git['commit']}{changes}"
+    return f"{git.get('commit')}{changes}"
 
 
 def _leaf_tree(checkpoint: Checkpoint) -> Tree:

@@ -74,19 +74,13 @@ def prune(
 
     Never dropped: the newest, pinned ones, the origins of other runs and the targets of rollbacks.
     """
-    policies: list[KeepPolicy] = []
     with readable_errors():
-        policies += [] if keep_last is None else [KeepLast(keep_last)]
-        policies += [] if keep_best is None else [KeepBest(*keep_best, mode=mode)]
-        policies += [] if keep_every_steps is None else [KeepEvery(steps=keep_every_steps)]
-        policies += [] if keep_every_minutes is None else [KeepEvery(minutes=keep_every_minutes)]
-        policies += [KeepTagged()] if keep_tagged else []
-        policies += [] if max_bytes is None else [MaxBytes(max_bytes)]
-        if not policies:
+        policy = keep_policy(keep_last, keep_best, mode, keep_every_steps, keep_every_minutes, keep_tagged, max_bytes)
+        if policy is None:
             raise ConfigurationError("say what to keep, such as --keep-last 3: without that all but one would go")
         opened = Store(store).run(run)
         steps = {checkpoint.id: checkpoint.step for checkpoint in opened.checkpoints()}
-        verdicts = opened.prune(functools.reduce(operator.or_, policies), dry_run=dry_run)
+        verdicts = opened.prune(policy, dry_run=dry_run)
     if as_json:
         print_json([{"step": steps[verdict.id], **dataclasses.asdict(verdict)} for verdict in verdicts])
         return
@@ -95,6 +89,25 @@ def prune(
         done = "keep" if verdict.keep else "would drop" if dry_run else "dropped"
         shown.add_row(f"{steps[verdict.id]:,}", short(verdict.id), done, printable(verdict.reason))
     console().print(shown)
+
+
+def keep_policy(
+    last: int | None,
+    best: tuple[int, str] | None,
+    mode: str,
+    every_steps: int | None,
+    every_minutes: float | None,
+    tagged: bool,
+    max_bytes: int | None,
+) -> KeepPolicy | None:
+    """Returns the policy that options stand for, or None if none was given; raises ConfigurationError."""
+    policies: list[KeepPolicy] = [] if last is None else [KeepLast(last)]
+    policies += [] if best is None else [KeepBest(*best, mode=mode)]
+    policies += [] if every_steps is None else [KeepEvery(steps=every_steps)]
+    policies += [] if every_minutes is None else [KeepEvery(minutes=every_minutes)]
+    policies += [KeepTagged()] if tagged else []
+    policies += [] if max_bytes is None else [MaxBytes(max_bytes)]
+    return functools.reduce(operator.or_, policies) if policies else None
 
 
 @app.command("compact")

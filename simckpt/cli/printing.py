@@ -67,6 +67,7 @@ def checkpoint_row(checkpoint: Checkpoint, *, abandoned: bool = False) -> list[s
         marks(checkpoint),
     ]
     kind = [*([] if checkpoint.kind == "save" else [checkpoint.kind]), *(["abandoned"] if abandoned else [])]
+    kind += ["in the archive"] if checkpoint.tier == "archive" else []
     return [checkpoint.run, *facts, ", ".join(kind)]
 
 
@@ -93,6 +94,7 @@ def checkpoint_as_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "duration": checkpoint.duration,
         "nbytes": checkpoint.nbytes,
         "size": checkpoint.size,
+        "tier": checkpoint.tier,
         "metrics": dict(checkpoint.metrics),
         "tags": sorted(checkpoint.tags),
         "pinned": checkpoint.pinned,

@@ -14,7 +14,8 @@ from simckpt.branching import drawing
 from simckpt.checkpoint import Checkpoint
 from simckpt.cli.application import Address, AsJson, StorePath, app, readable_errors, resolve
 from simckpt.cli.printing import checkpoint_as_json, print_json
-from simckpt.errors import ConfigurationError
+from simckpt.errors import CheckpointNotFoundError, ConfigurationError, ExportNotFoundError
+from simckpt.storage import exports
 from simckpt.store import Store
 
 
@@ -75,12 +76,21 @@ def branch(
 def export(
     store: StorePath,
     checkpoint: Address,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; nothing is replaced.")],
+    path: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A new file; by default RUN-STEP in the working folder.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="FORM", help="h5, pt or safetensors; by default what FILE ends in, or h5.")
+    ] = None,
 ) -> None:
-    """Write CHECKPOINT as one self-contained HDF5 file, which `import` and `branch` take."""
+    """Write CHECKPOINT as one self-contained file, which `import` and `branch` take; nothing is replaced.
+
+    h5 opens in any HDF5 viewer; pt by torch.load(FILE, weights_only=True)["state"]; safetensors by what reads these.
+    """
     with readable_errors():
         found = Store(store).checkpoint(checkpoint)
-        written = found.export(path)
+        target = Path(f"{found.run}-{found.step}.{exports.form_of(Path(), to)}") if path is None else path
+        written = found.export(target, to=to)
         nbytes = written.stat().st_size
     print(f"{written}: {found!r}, {presentation.size(nbytes)}")
 
@@ -92,9 +102,15 @@ def import_(
     run: Annotated[str | None, typer.Option(help="Name of the new run; by default that of SOURCE.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy SOURCE into STORE, as the first checkpoint of a run of its own; every leaf is verified."""
+    """Copy SOURCE into STORE, as the first checkpoint of a run of its own; every leaf is verified.
+
+    If the same checkpoint is in STORE already, that one is told; --run with another name is an error then.
+    """
     with readable_errors():
         here = Store(store)
+        if ":" not in source and not Path(source).is_file():
+            message = f"there is no file {source}: `import` takes an exported file, or OTHERSTORE:RUN@<step>"
+            raise ExportNotFoundError(message)
         found = here.import_checkpoint(_source(here, source), run=run)
     if as_json:
         print_json(checkpoint_as_json(found))
@@ -104,7 +120,15 @@ def import_(
 
 def _source(here: Store, address: str) -> Checkpoint | Path:
     """Returns the checkpoint that an address means, or the exported file that it names."""
-    return Path(address) if Path(address).is_file() else resolve(here, address)
+    path = Path(address)
+    if path.is_file():
+        return path
+    try:
+        return resolve(here, address)
+    except CheckpointNotFoundError as error:
+        if path.suffix:
+            raise CheckpointNotFoundError(f"{error}; nor is there a file {address}") from error
+        raise
 
 
 def _overrides(settings: list[str], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +12,11 @@ from simckpt.state import atoms, registry
 from simckpt.state.leaf import Leaf
 
 _NEW, _OPEN, _DONE = 0, 1, 2
+_MAPPINGS = frozenset({"dict", "OrderedDict", "Counter", "defaultdict", "dataclass", "object"})
+_HASHING = _MAPPINGS | {"set", "frozenset", "enum"}
+# a tuple's hash goes through all that is in it, as often as it is in it: nodes shared by 60 levels of 10 are 10**60
+_HASHED = 10_000_000  # parts of one key
+_COLLISIONS = 1000  # keys of one hash in one container, each of which is compared with all before it
 
 
 class Builder:
@@ -26,6 +33,8 @@ class Builder:
         self._states = bytearray(len(nodes))
         self._ready = bytearray(len(nodes))
         self._templates: dict[int, Any] = {}
+        self._weights: dict[int, int] = {}
+        self._hashed = 0
         self._arrays: dict[str, Any] = {}
         self._marked: dict[tuple[str, str], Any] = {}
 
@@ -78,9 +87,31 @@ class Builder:
             children = [self._resolve(value, None) for value in values]
         else:
             children = [self._resolve(value, live) for value, live in zip(values, templates, strict=True)]
+        if self._leaves is not None:
+            self._weigh(index, kind, values, children)
         self._objects[index] = self._call(kind, kind.finish, self._objects[index], children, meta, template)
         self._ready[index] = True
         self._states[index] = _DONE
+
+    def _weigh(self, index: int, kind: registry.ContainerKind, values: list[Any], children: list[Any]) -> None:
+        """Refuses keys that take longer to hash or to compare than anybody could have waited for."""
+        nodes = [self._weights.get(value["node"], 1) for value in values if _is_node(value)]
+        if kind.shell is None:
+            self._weights[index] = min(1 + len(values) + sum(nodes), 1 << 60)
+        if kind.name not in _HASHING:
+            return
+        step = 2 if kind.name in _MAPPINGS else 1
+        if nodes:
+            # over all containers, for a heavy one may be part of many keys
+            self._hashed += sum(self._weights.get(value["node"], 1) for value in values[::step] if _is_node(value))
+            if self._hashed > _HASHED + 100 * len(self._nodes):
+                raise FormatError(f"the keys of container {index} are too large to be hashed")
+        if len(values) > _COLLISIONS:
+            # what cannot be hashed is refused when the container is made
+            with contextlib.suppress(TypeError):
+                most = Counter(map(hash, children[::step])).most_common(1)
+                if most[0][1] > _COLLISIONS:
+                    raise FormatError(f"{most[0][1]} keys of container {index} have the same hash")
 
     def _resolve(self, value: Any, template: Any) -> Any:
         """Returns the object of a value whose node, if it is one, is finished or may be referred to already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -17,6 +18,7 @@ from simckpt.state.leaf import Leaf
 from simckpt.state.nodes import INCOMPARABLE
 from simckpt.state.tree import Encoded, encode
 
+_LONGEST_KEY = 1000  # [characters] of the text of a key
 _MAPPINGS = frozenset({"dict", "OrderedDict", "Counter", "defaultdict", "dataclass", "object"})
 
 
@@ -204,6 +206,7 @@ class _Comparison:
         # which object of one tree stands for which of the other: a one-to-one map, or the aliases differ
         self._partners: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
         self._pending: list[tuple[Any, Any, str]] = []
+        self._spelled: dict[tuple[int, int, int], str] = {}
 
     def run(self) -> list[Difference]:
         self._pending.append((self._documents[0]["root"], self._documents[1]["root"], ""))
@@ -318,9 +321,16 @@ class _Comparison:
         if _reference(value) == "node":
             record = self._record(side, value)
             if record[0] in ("tuple", "frozenset", "namedtuple", "enum") and not _is_packed(record):
-                parts = [self._key(side, item, index) for item in record[1]]
-                parts = sorted(parts) if record[0] == "frozenset" else parts
-                return f"{record[0]}({', '.join(parts)}{record[2] if len(record) == 3 else ''})"
+                known = self._spelled.get((side, value["node"], index))
+                if known is None:
+                    parts = [self._key(side, item, index) for item in record[1]]
+                    parts = sorted(parts) if record[0] == "frozenset" else parts
+                    known = f"{record[0]}({', '.join(parts)}{record[2] if len(record) == 3 else ''})"
+                    # parts that many keys share must not multiply
+                    if len(known) > _LONGEST_KEY:
+                        known = f"{known[:40]}... {hashlib.blake2b(known.encode(), digest_size=16).hexdigest()}"
+                    self._spelled[side, value["node"], index] = known
+                return known
         return f"{self._describe(side, value)} at position {index}"
 
     def _record(self, side: int, value: Any) -> list[Any]:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simckpt.errors import FormatError, UnsupportedFormatError
+from simckpt.errors import FormatError, StorageError, UnsupportedFormatError
 from simckpt.state import classes, kinds, mappings, rng, scalars, sequences, tensors
 from simckpt.state.build import Builder
 from simckpt.state.leaf import Leaf
@@ -81,11 +81,14 @@ def decode(leaves: Mapping[str, Leaf], structure: bytes, *, template: Any = None
     Raises:
         FormatError: the structure is not what `encode` writes, or the leaves do not fit it.
         UnsupportedFormatError: it needs a newer simckpt, or a package that is not installed.
+        StorageError: not enough memory.
     """
     try:
         document = json.loads(structure, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the structure of a component is not JSON: {error}") from error
+    except MemoryError as error:
+        raise StorageError(f"a structure of {len(structure)} bytes does not fit into memory") from error
     if type(document) is not dict or type(document.get("nodes")) is not list or "root" not in document:
         raise FormatError("the structure of a component lacks its root or its nodes")
     version = document.get("tree")
@@ -94,7 +97,12 @@ def decode(leaves: Mapping[str, Leaf], structure: bytes, *, template: Any = None
         raise known(
             f"the structure of a component has version {str(version)[:20]}; this simckpt reads version {_VERSION}"
         )
-    return Builder(document["nodes"], leaves).build(document["root"], template)
+    try:
+        return Builder(document["nodes"], leaves).build(document["root"], template)
+    except RecursionError as error:
+        raise FormatError("the structure of a component has values that are nested too deeply") from error
+    except MemoryError as error:
+        raise StorageError("the state of a component does not fit into memory") from error
 
 
 def leaf_value(leaf: Leaf) -> Any:

@@ -22,6 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from simckpt.storage import durable, names, processes, reader, records, sealed
 STALE_AFTER = 600.0  # [s] without a heartbeat, after which a writer that cannot be looked at counts as gone
 BEAT_EVERY = 30.0  # [s] at least between two heartbeats of `Claim.beat`
 RESERVE = 64 << 10  # [bytes] that a claim keeps, so that checkpoints can be pruned on a full disk
+_beat_every = ContextVar("beat_every", default=BEAT_EVERY)
 _WRITER, _OWNER, _LOCK, _HEARTBEAT, _RESERVE = "writer", "owner.json", "lock", "heartbeat", "reserve"
 
 # by device and inode of the run's folder: one process may lock the same file twice, and closing either descriptor
@@ -145,7 +147,7 @@ class Claim:
         Costs a clock reading otherwise. Raises nothing: trouble shows at the next commit.
         """
         moment = time.monotonic()
-        if self.held and (now or moment - self._beaten >= BEAT_EVERY):
+        if self.held and (now or moment - self._beaten >= _beat_every.get()):
             self._beaten = moment
             with contextlib.suppress(OSError):
                 self._disk.touch(self._folder / _WRITER / _HEARTBEAT)
@@ -179,12 +181,23 @@ class Claim:
                 away = self._work()
                 with durable.translated(self._folder / _WRITER):
                     self._disk.rename(self._folder / _WRITER, away / _WRITER)
+                _sync_moved(self._disk, self._folder)
                 durable.remove_tree(self._disk, away)
         finally:
             os.close(lock)
             with _held_lock:
                 for key in [key for key, claim in _held.items() if claim is self]:
                     del _held[key]
+
+
+@contextlib.contextmanager
+def beating_every(seconds: float) -> Iterator[None]:
+    """Has the claims that this thread beats do so every so many seconds, for the block, instead of `BEAT_EVERY`."""
+    token = _beat_every.set(seconds)
+    try:
+        yield
+    finally:
+        _beat_every.reset(token)
 
 
 def held_claim(folder: Path) -> Claim | None:
@@ -220,7 +233,8 @@ def take(disk: durable.Disk, folder: Path, work: Callable[[], Path], *, clock: C
     with _held_lock:
         if key in _held:
             raise RunLockedError(
-                f"run {folder.name!r} is already being written by this process ({process.pid}): release that first",
+                f"run {folder.name!r} is already being written by this process ({process.pid}): call `run.close()` of "
+                f"the Run that it was started as, or start runs as `with store.start({folder.name!r}) as run:`",
                 host=process.host,
                 pid=process.pid,
             )
@@ -287,9 +301,20 @@ def _remove_stale(disk: durable.Disk, folder: Path, work: Callable[[], Path]) ->
                 if not stale:
                     with contextlib.suppress(OSError):
                         disk.rename(away / _WRITER, writer)
+            if stale:
+                _sync_moved(disk, folder)
     finally:
         with contextlib.suppress(SimckptError):
             durable.remove_tree(disk, away)
+
+
+def _sync_moved(disk: durable.Disk, folder: Path) -> None:
+    """Makes it durable that a claim was moved away, before what is in it goes.
+
+    Else a power failure could bring it back without its owner, as a claim of somebody who cannot be looked at.
+    """
+    with contextlib.suppress(SimckptError):
+        durable.sync_folder(disk, folder)
 
 
 @contextlib.contextmanager

@@ -206,6 +206,27 @@ def sync_folder(disk: Disk, path: Path) -> None:
             disk.close(descriptor)
 
 
+def sync_path(disk: Disk, root: Path, *parts: str) -> None:
+    """Makes a file that something else has written or removed durable, with the folders that lead to it from `root`.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    path = root.joinpath(*parts)
+    with translated(path):
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                disk.fsync(descriptor)
+            finally:
+                disk.close(descriptor)
+        for folder in path.parents:
+            with contextlib.suppress(FileNotFoundError):
+                sync_folder(disk, folder)
+            if folder == root:
+                break
+
+
 def make_folders(disk: Disk, root: Path, *parts: str) -> Path:
     """Returns `root/parts...` after creating and syncing what is missing of it below `root`.
 

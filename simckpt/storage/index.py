@@ -17,7 +17,10 @@ from simckpt.storage import digests, names, records, sealed
 INDEX_FILE = "leaves.json"
 INDEX_LIMIT = 1 << 28  # [bytes] of leaves.json: a million leaves
 PIECES_LIMIT = 1000  # of one leaf, and of segments of one checkpoint; a writer keeps to MAX_SEGMENTS
-_PART = re.compile(r"[^/\0]+")
+_PART = re.compile(r"[ -.0-~]+")  # percent-encoded: printable, and nothing that a terminal or HDF5 would stumble over
+_MAX_PARTS = 600  # of a path; a writer starts over at 1,000 characters
+_FREE_ELEMENTS = 1 << 20  # that a leaf may have without a byte behind each: those of a dtype that has none
+_EMPTY_AXES = 1 << 40  # product of the other axes of an empty leaf
 # numpy's own names with the byte order; everything else is stored as one of these (see simckpt/state/arrays.py)
 _STORED = re.compile(r"[<>|](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32)|S[1-9][0-9]{0,5})")
 _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
@@ -261,6 +264,10 @@ def _parse_leaf(fields: sealed.Fields, segments: list[SegmentRecord]) -> LeafRec
     )
     if leaf.size != math.prod(stored_shape) * leaf.stored_dtype().itemsize:
         raise FormatError(f"{fields.path}: the size of {path!r} does not follow from its shape and dtype")
+    if math.prod(shape) > max(leaf.size, _FREE_ELEMENTS):
+        raise FormatError(f"{fields.path}: the shape of {path!r} has more elements than there are bytes")
+    if any(math.prod(size or 1 for size in each) > max(leaf.size, _EMPTY_AXES) for each in (shape, stored_shape)):
+        raise FormatError(f"{fields.path}: the shape of {path!r} is beyond numpy")
     if not placed:
         return in_pieces(leaf, _parse_pieces(fields, leaf, segments))
     if (leaf.offset is None) != (leaf.size == 0):
@@ -300,7 +307,7 @@ def _are_integers(values: Any, count: int) -> bool:
 
 def _is_path(path: str) -> bool:
     parts = path.split("/")
-    return len(parts) >= 2 and all(_PART.fullmatch(part) and part not in (".", "..") for part in parts)
+    return 2 <= len(parts) <= _MAX_PARTS and all(_PART.fullmatch(part) and part not in (".", "..") for part in parts)
 
 
 def dtype_to_json(dtype: np.dtype[Any]) -> str:

@@ -107,6 +107,33 @@ def tag_file(tag: str) -> str:
     return _TAG_FILE + check_tag(tag)
 
 
+def is_mark(name: str) -> bool:
+    """Returns whether a file of this name beside the marks of a checkpoint is one."""
+    tag = name.removeprefix(_TAG_FILE)
+    return name == PIN or (tag != name and names.is_run_name(tag)) or _METRICS_FILE.fullmatch(name) is not None
+
+
+def has_content(name: str) -> bool:
+    """Returns whether a mark of this name says more than that it is there."""
+    return _METRICS_FILE.fullmatch(name) is not None
+
+
+def parse_mark(data: bytes, path: object, *, checkpoint: str, name: str) -> dict[str, float]:
+    """Returns the metrics in a mark, none of a tag or a pin.
+
+    Raises:
+        DamagedError, UnsupportedFormatError, FormatError: as in `sealed.unseal`; also the mark of another checkpoint.
+    """
+    fields = sealed.unseal(data, "mark", path=path)
+    if fields.id("checkpoint") != checkpoint:
+        raise FormatError(f"{path} is a mark of checkpoint {fields.id('checkpoint')}: a file was renamed or copied")
+    if _METRICS_FILE.fullmatch(name):
+        return fields.floats("metrics")
+    if fields.text("mark") != name:
+        raise FormatError(f"{path} is the mark {fields.text('mark')!r}: a file was renamed or copied")
+    return {}
+
+
 def read_marks(root: Path, run: str, *, damaged: dict[str, StoreError] | None = None) -> dict[str, Marks]:
     """Returns {checkpoint id: its marks} of the checkpoints that have any.
 
@@ -156,10 +183,8 @@ def _read_folder(root: Path, run: str, folder: int, checkpoint: str, damaged: di
 
 
 def _read_metrics(marks: int, name: str, checkpoint: str, path: Path) -> dict[str, float]:
-    fields = sealed.unseal(reader.read_small(marks, name, limit=MARK_LIMIT, path=path), "mark", path=path)
-    if fields.id("checkpoint") != checkpoint:
-        raise FormatError(f"{path} is a mark of checkpoint {fields.id('checkpoint')}: a file was renamed or copied")
-    return fields.floats("metrics")
+    data = reader.read_small(marks, name, limit=MARK_LIMIT, path=path)
+    return parse_mark(data, path, checkpoint=checkpoint, name=name)
 
 
 def _metrics_files(files: list[str]) -> list[tuple[int, str]]:

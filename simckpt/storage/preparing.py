@@ -109,7 +109,25 @@ def write_prepared(
         DamagedError: a segment that was to be merged is damaged.
         InvalidNameError, FormatError: components or leaves that no file can hold.
     """
-    items = state_file.collect(components)
+    return write_items(disk, job, list(components), state_file.collect(components), attributes)
+
+
+def write_items(
+    disk: durable.Disk,
+    job: PrepareJob,
+    components: Sequence[str],
+    items: Sequence[Item],
+    attributes: Attributes | None = None,
+) -> Prepared:
+    """Does what `write_prepared` does, for leaves whose bytes need not be in memory.
+
+    Args:
+        disk: the system calls.
+        job: as there.
+        components: their names.
+        items: the leaves; what their streams raise ends the work, and nothing of it stays.
+        attributes: as there.
+    """
     probes = unchanged.probes(items)
     placement = _place(job, items, probes)
     planned = _planned(job, items, placement, attributes or {})
@@ -184,7 +202,7 @@ def _planned(
         is_log = item.path in placement.logs
         if (is_log and len(item.data)) or item.path in placement.new:
             slot = layout.Slot(item.path, array.dtype, array.shape, texts)
-            block = blocks.Block(slot, functools.partial(blocks.chunks_of, item.data))
+            block = blocks.Block(slot, item.chunks)
             planned["rows" if is_log else "leaves"].append(block)
         for name, run in _runs(item.path, placement).items():
             if isinstance(run, list):

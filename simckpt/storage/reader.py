@@ -136,11 +136,11 @@ def read_leaves(
         FormatError: leaves that overlap or lie outside of their file.
         StorageError: not enough memory, or the permissions refuse.
     """
-    files = {
-        name: [leaf for leaf in leaves if leaf.file == name] for name in dict.fromkeys(leaf.file for leaf in leaves)
-    }
+    files: dict[str, list[index.LeafRecord]] = {}
+    for leaf in leaves:
+        files.setdefault(leaf.file, []).append(leaf)
     for name, chosen in files.items():
-        _check_bounds(chosen, sizes.get(name), path / name)
+        check_bounds(chosen, sizes.get(name), path / name)
     _check_memory(besides + sum(leaf.size for leaf in leaves))
     result: dict[str, Leaf] = {}
     for name, chosen in files.items():
@@ -246,7 +246,8 @@ def read_into(descriptor: int, view: memoryview, offset: int) -> int:
     return done
 
 
-def _check_bounds(leaves: Iterable[index.LeafRecord], size: int | None, path: Path) -> None:
+def check_bounds(leaves: Iterable[index.LeafRecord], size: int | None, path: Path) -> None:
+    """Raises FormatError for leaves that overlap or lie outside of their file of `size` bytes, None if it has none."""
     if size is None:
         raise FormatError(f"the index refers to {path}, which the commit record does not name")
     position = 0
@@ -275,7 +276,7 @@ def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[index.Lea
         FormatError: leaves that overlap.
     """
     chosen = [leaf for leaf in leaves if leaf.file == file.name]
-    _check_bounds(chosen, file.size, path / file.name)
+    check_bounds(chosen, file.size, path / file.name)
     hasher = digests.Hasher(file.digest.partition(":")[0])
     try:
         with opened_file(folder, file.name) as descriptor:

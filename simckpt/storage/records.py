@@ -19,6 +19,7 @@ RECORD_LIMIT = 1 << 20  # [bytes] of store.json, run.json and a writer's owner.j
 REASON_LIMIT = 500  # [characters] of why a checkpoint was pruned
 
 KINDS = ("save", "rollback", "import", "exception")
+LOST = "lost"  # the kind of a tombstone whose checkpoint's record could not be read: a repair has put that aside
 FILE_NAME = re.compile(r"state\.h5|leaves\.json|shard-[0-9]{5}-of-[0-9]{5}\.h5|leaves-[0-9]{5}\.json")
 
 
@@ -214,6 +215,30 @@ def tombstone_of(record: CommitRecord, *, pruned: float, reason: str) -> Tombsto
     return tombstone
 
 
+def lost_record(id: str, *, run: str, seq: int, now: float, reason: str) -> TombstoneRecord:
+    """Returns what takes the place of a record that cannot be read: its number stays taken, its parent is unknown.
+
+    Args:
+        id: that of the lost record where it is known, else a new one.
+        run: id of the run.
+        seq: commit number.
+        now: [s since 1970, UTC].
+        reason: for people.
+    """
+    return TombstoneRecord(
+        id=id,
+        run=run,
+        seq=seq,
+        parent=None,
+        kind=LOST,
+        step=0,
+        created=now,
+        metrics={},
+        pruned=now,
+        reason=reason[:REASON_LIMIT],
+    )
+
+
 def _lineage_to_json(record: CommitRecord | TombstoneRecord) -> dict[str, Any]:
     rollback = {} if record.rollback is None else {"rollback": values_to_json("change", record.rollback)}
     return {
@@ -277,9 +302,10 @@ def parse_commit(data: bytes, path: object, *, seq: int, run_id: str | None = No
         "metrics": fields.floats("metrics"),
         "rollback": fields.optional("rollback", fields.values),
     }
-    if common["kind"] not in KINDS:
+    is_tombstone = fields.text("format") == "simckpt tombstone"
+    if common["kind"] not in ((*KINDS, LOST) if is_tombstone else KINDS):
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
-    if fields.text("format") == "simckpt tombstone":
+    if is_tombstone:
         return TombstoneRecord(**common, pruned=fields.time("pruned"), reason=fields.text("reason"))
     files = _parse_files(fields)
     old = fields.text("version") == "0.1"  # it knew no segments, sizes and durations

@@ -15,15 +15,17 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 
-from simckpt.errors import DamagedError, FormatError, UnsupportedFormatError
+from simckpt.errors import DamagedError, FormatError, StorageError, UnsupportedFormatError
 from simckpt.storage import digests, names
 
 VERSION = (0, 3)  # of the format that this simckpt writes; it reads every earlier one
 FEATURES: frozenset[str] = frozenset()  # what `requires` may name
 LEVELS = 100  # of containers in each other in a typed value; Python's JSON reads about a thousand
+_FIRST_MOMENT, _LAST_MOMENT = -62_135_596_800.0, 253_402_300_799.0  # the years 1 to 9999 [s since 1970]
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _SEAL = re.compile(rb',\n "digest": "([a-z0-9-]{1,20}:[0-9a-f]{1,128})"\n\}\n\Z')
 _SPECIAL_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_FLOATS = [{"float": name} for name in _SPECIAL_FLOATS]
 
 T = TypeVar("T")
 
@@ -60,16 +62,26 @@ def unseal(data: bytes, record: str, *, path: object) -> Fields:
         DamagedError: bytes differ from the digest, or the end is missing.
         UnsupportedFormatError: a newer version, or a feature or digest that this simckpt lacks.
         FormatError: the digest is right and the content breaks a rule.
+        StorageError: not enough memory.
     """
     end = _SEAL.search(data)
     if end is None:
         raise DamagedError(f"{path} is damaged: it does not end like a record", path=str(path))
-    if not digests.matches(memoryview(data)[: end.start()], end[1].decode("ascii")):
+    try:
+        whole = digests.matches(memoryview(data)[: end.start()], end[1].decode("ascii"))
+    except UnsupportedFormatError:
+        # a later version may have another algorithm; up to this one there is none but those that are known
+        if _is_newer(data):
+            raise
+        whole = False
+    if not whole:
         raise DamagedError(f"{path} is damaged: its bytes differ from its digest", path=str(path))
     try:
         content = _DECODER.decode(data.decode("ascii"))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: {error}") from error
+    except MemoryError as error:
+        raise StorageError(f"{path} of {len(data)} bytes does not fit into memory") from error
     if not isinstance(content, dict):
         raise FormatError(f"{path} is not a JSON object")
     fields = Fields(content, path)
@@ -77,6 +89,12 @@ def unseal(data: bytes, record: str, *, path: object) -> Fields:
     if fields.text("format") != f"simckpt {record}":
         raise FormatError(f"{path} is not a {record} record of simckpt but {fields.text('format')!r}")
     return fields
+
+
+def _is_newer(data: bytes) -> bool:
+    """Returns whether the head of a record, which nothing vouches for, has a later version than this simckpt."""
+    found = re.search(rb'\n "version": "([0-9]{1,4})\.([0-9]{1,4})"', data[:200])
+    return found is None or (int(found[1]), int(found[2])) > VERSION
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -211,10 +229,10 @@ class Fields:
         return values
 
     def time(self, key: str) -> float:
-        """Returns a moment [s since 1970, UTC]; the date beside it is for people."""
+        """Returns a moment of the years 1 to 9999 [s since 1970, UTC]; the date beside it is for people."""
         moment = self.object(key)
         seconds = moment.content.get("unix")
-        if not isinstance(seconds, float):
+        if not isinstance(seconds, float) or not _FIRST_MOMENT <= seconds <= _LAST_MOMENT:
             raise self.wrong(key, "a moment")
         moment.text("utc", limit=40)
         return seconds
@@ -250,21 +268,27 @@ def to_json(value: Any, *, levels: int = LEVELS) -> Any:
     raise TypeError(f"{type(value).__name__} is no bool, int, float, str, None, list, tuple or dict with string keys")
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: Any, *, levels: int = LEVELS) -> Any:
     """Returns what `to_json` was given.
+
+    Args:
+        value: as JSON.
+        levels: how deep containers may lie in each other.
 
     Raises:
         ValueError: JSON that `to_json` does not write.
     """
+    if levels == 0 and isinstance(value, list | dict) and value not in _FLOATS:
+        raise ValueError(f"its lists, tuples and dicts lie more than {LEVELS} deep in each other")
     if isinstance(value, list):
-        return [from_json(item) for item in value]
+        return [from_json(item, levels=levels - 1) for item in value]
     if isinstance(value, dict):
         (kind, content), *rest = value.items() or [("", None)]
         if not rest and kind == "float" and isinstance(content, str) and content in _SPECIAL_FLOATS:
             return _SPECIAL_FLOATS[content]
         if not rest and kind == "tuple" and isinstance(content, list):
-            return tuple(from_json(item) for item in content)
+            return tuple(from_json(item, levels=levels - 1) for item in content)
         if not rest and kind == "dict" and isinstance(content, dict):
-            return {key: from_json(item) for key, item in content.items()}
+            return {key: from_json(item, levels=levels - 1) for key, item in content.items()}
         raise ValueError(f"{reprlib.repr(value)[:80]} is no typed value")
     return value

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simckpt.errors import SegmentMissingError, StorageError
+from simckpt.errors import FormatError, SegmentMissingError, StorageError
 from simckpt.state.leaf import Piece
 from simckpt.storage import blocks, durable, index, layout, names, reader, sealed
 from simckpt.storage.index import SegmentRecord
@@ -136,12 +136,16 @@ def trashed(root: Path) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     try:
-        for path in (root / TRASH).iterdir():
-            found.setdefault(path.name.partition(".")[0], []).append(path.name)
+        # not by its path: it may be a symbolic link to anywhere
+        with reader.opened_folder(root, TRASH) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                found.setdefault(entry.name.partition(".")[0], []).append(entry.name)
     except FileNotFoundError:
         return {}
-    except OSError as error:
-        raise StorageError(f"{root / TRASH} cannot be listed: {error.strerror}") from error
+    except StorageError:
+        raise
+    except (OSError, FormatError) as error:
+        raise StorageError(f"{root / TRASH} cannot be listed: {error}") from error
     return {identity: files for identity, files in found.items() if names.ID.fullmatch(identity)}
 
 

@@ -76,6 +76,7 @@ class StartRecord:
 def parse_start(data: bytes, path: object, *, id: str) -> StartRecord:
     """Returns a start's record; raises DamagedError, FormatError or UnsupportedFormatError, also if `id` is another."""
     fields = sealed.unseal(data, "start", path=path)
+    _check_known_fields(fields)
     record = StartRecord(
         created=fields.time("created"),
         hyperparameters=fields.values("hyperparameters"),
@@ -88,6 +89,22 @@ def parse_start(data: bytes, path: object, *, id: str) -> StartRecord:
     if record.id != id:
         raise FormatError(f"{path} is the record of start {record.id}: a file was renamed or copied")
     return record
+
+
+def _check_known_fields(fields: sealed.Fields) -> None:
+    """Raises FormatError for a start whose facts about git or the device are not what programs show people."""
+    git = fields.optional("git", fields.object)
+    if git is not None:
+        git.text("commit")
+        if git.content.get("dirty") not in (True, False, None):
+            raise fields.wrong("git", "an object whose `dirty` is true, false or null")
+        if not isinstance(git.content.get("diff", ""), str):
+            raise fields.wrong("git", "an object whose `diff` is a text")
+    device = fields.object("device")
+    gpus = device.content.get("gpus", [])
+    known = isinstance(gpus, list) and all(isinstance(gpu, str) for gpu in gpus)
+    if not known or not isinstance(device.content.get("cpu", ""), str):
+        raise fields.wrong("device", "an object of names")
 
 
 def _to_json(values: Mapping[str, Any]) -> dict[str, Any]:

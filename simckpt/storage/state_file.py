@@ -6,9 +6,8 @@ dataset `_tree` in it.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,11 +54,17 @@ class Item:
         path: component and path in it.
         leaf: may be a `LogLeaf`.
         data: its bytes, flat; of a log the new rows alone.
+        stream: gives the bytes in portions where they are not in memory; `leaf` and `data` have their shapes alone.
     """
 
     path: str
     leaf: Leaf
     data: blocks.Bytes
+    stream: Callable[[], Iterable[durable.Bytes]] | None = None
+
+    def chunks(self) -> Iterable[durable.Bytes]:
+        """Returns its bytes in the portions in which they are written."""
+        return blocks.chunks_of(self.data) if self.stream is None else self.stream()
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -84,7 +89,7 @@ def collect(components: Mapping[str, Encoded]) -> list[Item]:
     if "" in components:
         raise InvalidNameError("a component needs a name: '' cannot be a group of a file")
     items = [item for name, encoded in components.items() for item in _items(names.encode_part(name), encoded)]
-    _check_paths(items)
+    check_paths(items)
     return items
 
 
@@ -163,7 +168,8 @@ def pad(structure: bytes) -> bytes:
     return structure.ljust(math.ceil(max(1, len(structure)) / step) * step)
 
 
-def _check_paths(items: Sequence[Item]) -> None:
+def check_paths(items: Sequence[Item]) -> None:
+    """Raises FormatError for leaves that no file can hold together under their paths."""
     paths = {item.path for item in items}
     for path in paths:
         parts = path.split("/")
@@ -203,7 +209,7 @@ def explanation(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> layo
 def block_of(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> blocks.Block:
     """Returns the dataset of a leaf whose bytes go into the file."""
     slot = layout.Slot(item.path, item.leaf.data.dtype, item.stored_shape, explanation(item, attributes))
-    return blocks.Block(slot, functools.partial(blocks.chunks_of, item.data))
+    return blocks.Block(slot, item.chunks)
 
 
 def _virtual(

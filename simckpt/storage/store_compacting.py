@@ -10,8 +10,9 @@ from pathlib import Path
 from simckpt.errors import StorageError
 from simckpt.storage import segments, usage
 from simckpt.storage.records import TombstoneRecord
-from simckpt.storage.store_pruning import StorePruning, kept_error
+from simckpt.storage.store_pruning import kept_error
 from simckpt.storage.store_reader import COMMIT_FILE
+from simckpt.storage.store_tiers import StoreTiers
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Leftovers:
         )
 
 
-class StoreCompacting(StorePruning):
+class StoreCompacting(StoreTiers):
     """A store in which what nobody refers to is found and freed, beside savers, branches and pruners."""
 
     def leftovers(self) -> Leftovers:

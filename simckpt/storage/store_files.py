@@ -27,6 +27,7 @@ from simckpt.state.leaf import LogLeaf
 from simckpt.state.tree import Encoded
 from simckpt.storage import (
     claims,
+    copying,
     digests,
     durable,
     exports,
@@ -40,12 +41,22 @@ from simckpt.storage import (
     work,
 )
 from simckpt.storage import records as record_types
+from simckpt.storage.copying import Source
 from simckpt.storage.index import INDEX_FILE, LeafRecord
-from simckpt.storage.preparing import MAX_SEGMENTS, Attributes, Prepared, PrepareJob, discard, write_prepared
+from simckpt.storage.preparing import (
+    MAX_SEGMENTS,
+    Attributes,
+    Prepared,
+    PrepareJob,
+    discard,
+    write_items,
+    write_prepared,
+)
 from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, StoreRecord
 from simckpt.storage.run_records import RunRecord
 from simckpt.storage.store_compacting import StoreCompacting
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE
+from simckpt.storage.store_repairing import StoreRepairing
 
 # as long as what the record will say of its files
 _UNKNOWN_FILES = (
@@ -70,7 +81,7 @@ class Commit:
     leaves: Mapping[str, LeafRecord]
 
 
-class StoreFiles(StoreCompacting):
+class StoreFiles(StoreCompacting, StoreRepairing):
     """A store on disk, for reading and writing.
 
     Attributes:
@@ -146,6 +157,13 @@ class StoreFiles(StoreCompacting):
             raise NotAStoreError(f"{root} is not a store: it has no {STORE_FILE}") from error
         record = record_types.parse_store(data, file)
         return cls(root, record, disk=disk or durable.Disk(), clock=clock, new_id=new_id)
+
+    @classmethod
+    def without_record(cls, root: Path, *, disk: durable.Disk | None = None) -> StoreFiles:
+        """Returns the store in a folder whose `store.json` cannot be read, for its check and its repair alone."""
+        return cls(
+            root, StoreRecord("0" * 32, 0.0), disk=disk or durable.Disk(), clock=time.time, new_id=names.random_id
+        )
 
     def write_run(self, run: str, record: RunRecord) -> None:
         """Creates a run, or replaces the record of one that this process has claimed.
@@ -234,6 +252,14 @@ class StoreFiles(StoreCompacting):
             segments=dict(self._segments),
             large=self._large[run],
         )
+
+    def compare_next_with(self, run: str, seq: int) -> None:
+        """Has the next save look for unchanged leaves in this checkpoint, where the newest one is damaged.
+
+        Raises:
+            CheckpointNotFoundError, DamagedError, FormatError: as `index`.
+        """
+        self._large[run] = unchanged.large_leaves(self.index(run, seq))
 
     def _newest_leaves(self, run: str) -> Iterable[LeafRecord]:
         for seq in reversed(self.sequence(run)):
@@ -374,7 +400,22 @@ class StoreFiles(StoreCompacting):
         """Removes what was prepared and not published; raises nothing, for what cannot be removed is swept later."""
         discard(self._disk, self.path, prepared.folder, prepared.made)
 
-    def export(self, run: str, seq: int, path: Path, *, metrics: Mapping[str, float]) -> None:
+    def prepare_copy(self, run: str, source: Source) -> Prepared:
+        """Returns a copy of a checkpoint that is durable, all but its commit; see `prepare`.
+
+        Args:
+            run: name of the run that it is for, which need not be there yet.
+            source: the checkpoint, whose bytes go through memory in portions.
+
+        Raises:
+            DamagedError, SegmentMissingError, FormatError: the source cannot be trusted; all damaged leaves are named.
+            StorageFullError, StorageError: the disk refused.
+        """
+        job = PrepareJob(self.path, run, processes.this_process(), self._new_id)
+        prepared = source.attempt(lambda: write_items(self._disk, job, source.components, source.items()))
+        return replace(prepared, large=unchanged.large_leaves(prepared.leaves.values()))
+
+    def export(self, run: str, seq: int, path: Path, *, metrics: Mapping[str, float], to: str = "h5") -> None:
         """Writes a checkpoint into one file outside of the store, durably; see `exports.write_export`.
 
         Args:
@@ -382,24 +423,17 @@ class StoreFiles(StoreCompacting):
             seq: commit number.
             path: of the file; nothing is replaced.
             metrics: in place of those that the commit has, to take later ones along.
+            to: one of `exports.FORMS`.
 
         Raises:
             CheckpointNotFoundError, DamagedError, FormatError: as `read`; nothing was written.
+            UnsupportedFormatError: torch is needed and missing.
             ConflictError: the path exists.
             ConfigurationError: metrics beyond the 4 KB of a commit record.
             StorageFullError, StorageError: the disk refused; there is no file then.
         """
-        index = self.index(run, seq)
-        exports.write_export(
-            self._disk,
-            path,
-            self.read(run, seq),
-            store=self.id,
-            run=self.read_run(run),
-            start=self.read_start(run, index.commit.start),
-            commit=replace(index.commit, metrics=metrics),
-            shared=[leaf.path for leaf in index if leaf.pieces],
-        )
+        source = copying.source_of(self, run, seq, metrics=metrics)
+        source.attempt(lambda: exports.write_export(self._disk, path, source, to=to))
 
     def log_event(self, run: str, event: Mapping[str, Any]) -> None:
         """Appends a line to the run's log for people; nothing is ever decided from it.

@@ -306,8 +306,8 @@ def kept_error() -> SegmentsKeptError:
     """Returns the error of a store in which it is not known which segments are used."""
     return SegmentsKeptError(
         "segments of what was pruned stay for now: a record or an index of the store is damaged or newer than this "
-        "simckpt, so that it is not known what else uses them. Verify the store, and repair or remove what is damaged; "
-        "prunes and starts after that free them"
+        "simckpt, so that it is not known what else uses them. `simckpt check` shows what that is, `--repair` puts it "
+        "aside; prunes and starts after that free them"
     )
 
 

@@ -7,11 +7,11 @@ import difflib
 import json
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from simckpt.errors import (
     CheckpointNotFoundError,
@@ -24,7 +24,7 @@ from simckpt.errors import (
 )
 from simckpt.state.leaf import Leaf
 from simckpt.state.tree import Encoded
-from simckpt.storage import digests, names, pieces, reader
+from simckpt.storage import archived, digests, names, pieces, reader
 from simckpt.storage import index as leaf_index
 from simckpt.storage import records as record_types
 from simckpt.storage.index import INDEX_FILE, LeafRecord, SegmentRecord
@@ -38,9 +38,11 @@ RUN_FILE = "run.json"
 COMMIT_FILE = "commit.json"
 EVENTS_FILE = "events.jsonl"
 EVENTS_LIMIT = 1 << 28  # [bytes] of a log that are read
+_NEAR = 10_000  # paths that are looked at for a near one
 _SEGMENTS_KEPT = 1024  # in memory; what is known of others is read from an index again
 
 Stamp = tuple[int, int]  # modification time [ns since 1970], inode
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class StoreReader:
         self.record = record
         self._segments: dict[str, SegmentRecord] = {}  # the last that an index named
         self._starts: dict[tuple[str, str | None], StartRecord] = {}
+        # (run, commit number, error) -> whether an archive had what is damaged or evicted, and brought it back
+        self.fallback: Callable[[str, int, DamagedError], bool] | None = None
 
     @property
     def id(self) -> str:
@@ -221,8 +225,25 @@ class StoreReader:
             CheckpointNotFoundError: no such number, or it was pruned.
             DamagedError, FormatError: the record or the index cannot be trusted.
         """
+        return self._brought_back(run, seq, lambda: self._index_of(run, seq))
+
+    def _index_of(self, run: str, seq: int) -> Index:
         with self._checkpoint(run, seq) as (_, index):
             return index
+
+    def _brought_back(self, run: str, seq: int, read: Callable[[], T]) -> T:
+        """Returns what `read` does, if need be after an archive has brought back what is damaged or evicted."""
+        try:
+            return read()
+        except DamagedError as error:
+            if self.fallback is None or not self.fallback(run, seq, error):
+                raise
+        return read()
+
+    def evicted(self, run: str) -> set[int]:
+        """Returns the numbers of the checkpoints whose state is in the archive alone."""
+        names.check_run_name(run)
+        return archived.evicted(self.path, run)
 
     def read(self, run: str, seq: int, components: Iterable[str] | None = None) -> dict[str, Encoded]:
         """Returns {component: encoded state} of a checkpoint, every byte verified.
@@ -240,6 +261,10 @@ class StoreReader:
             FormatError: records that break a rule.
             StorageError: not enough memory, or the permissions refuse.
         """
+        wanted = None if components is None else set(components)
+        return self._brought_back(run, seq, lambda: self._read(run, seq, wanted))
+
+    def _read(self, run: str, seq: int, components: Collection[str] | None) -> dict[str, Encoded]:
         with self._checkpoint(run, seq) as (folder, index):
             chosen = set(index.components if components is None else components)
             if missing := sorted(chosen - set(index.components)):
@@ -257,18 +282,27 @@ class StoreReader:
             LeafNotFoundError: with the paths that are near.
             CheckpointNotFoundError, DamagedError, FormatError, StorageError: as in `read`.
         """
+        wanted = list(paths)
+        return self._brought_back(run, seq, lambda: self._read_leaves(run, seq, wanted))
+
+    def _read_leaves(self, run: str, seq: int, paths: Iterable[str]) -> dict[str, Leaf]:
         with self._checkpoint(run, seq) as (folder, index):
             leaves = []
             for path in paths:
                 if path not in index.leaves:
-                    near = difflib.get_close_matches(path, index.leaves, 3)
+                    near = difflib.get_close_matches(path, list(index.leaves)[:_NEAR], 3)
                     hint = f"; near ones: {', '.join(near)}" if near else ""
                     raise LeafNotFoundError(f"checkpoint {seq} of run {run!r} has no leaf {path!r}{hint}")
                 leaves.append(index.leaves[path])
             return self._leaves(run, folder, index, leaves)
 
-    def verify(self, run: str, seq: int) -> Index:
+    def verify(self, run: str, seq: int, *, besides: Container[str] = ()) -> Index:
         """Returns the index after every byte of every file that the checkpoint uses was compared with its digest.
+
+        Args:
+            run: the run's name.
+            seq: commit number.
+            besides: ids of segments that are left out.
 
         Raises:
             DamagedError: naming every damaged leaf; none if the damage is outside of leaves.
@@ -291,7 +325,7 @@ class StoreReader:
             for file in index.commit.files:
                 if file.covers == "metadata":
                     reader.check_rest(folder, file, index, path=path)
-            pieces.verify(self.path, index, index.segments, path=path)
+            pieces.verify(self.path, index, index.segments, path=path, besides=besides)
             return index
 
     def events(self, run: str) -> list[dict[str, Any]]:

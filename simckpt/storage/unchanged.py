@@ -33,7 +33,7 @@ def probes(items: Iterable[Item]) -> dict[str, str]:
         item.path: _probe(item.data)
         for item in items
         if len(item.data) >= LARGE and item.leaf.data.ndim and not isinstance(item.leaf, LogLeaf)
-        if item.leaf.kind != STRUCTURE_KIND
+        if item.leaf.kind != STRUCTURE_KIND and item.stream is None
     }
 
 

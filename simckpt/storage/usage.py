@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from simckpt.errors import CheckpointNotFoundError, DamagedError, StorageError, StoreError
-from simckpt.storage import index, names, reader, work
+from simckpt.storage import archived, index, names, quarantine, reader, work
 from simckpt.storage.records import TombstoneRecord
 from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE, Stamp, StoreReader, stamp
 
@@ -25,7 +25,7 @@ class SegmentUse:
         self._pruned: dict[str, tuple[_Identity, set[str]]] = {}
 
     def by_checkpoints(self) -> set[str] | None:
-        """Returns the ids of the segments that checkpoints use; None if that cannot be known for all of them.
+        """Returns the ids of the segments that checkpoints use here; None if that cannot be known for all of them.
 
         Raises:
             StorageError: a folder cannot be looked at for the moment.
@@ -40,7 +40,8 @@ class SegmentUse:
                 if found is None:
                     return None
                 used |= found
-        return used
+        # so that it can be put back by hand
+        return used | quarantine.segments_used(self._store.path)
 
     def _look_at(self, run: str) -> dict[int, frozenset[str] | None]:
         pruned = self._pruned_in(run)
@@ -57,7 +58,9 @@ class SegmentUse:
         result = {seq: uses for seq, (_, uses) in found.items()}
         # what may be readable again later is not kept
         self._found[run] = {seq: entry for seq, entry in found.items() if entry[1] is not None}
-        return {**result, **dict.fromkeys(damaged, None)}
+        # what those need whose state is in the archive alone is there, too
+        evicted = archived.evicted(self._store.path, run)
+        return {**result, **dict.fromkeys(damaged, None), **dict.fromkeys(evicted & stamps.keys(), frozenset())}
 
     def _pruned_in(self, run: str) -> set[str]:
         """Returns the names of the folders that hold a tombstone; none of a run that has taken another's place."""

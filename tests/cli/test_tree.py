@@ -156,6 +156,35 @@ def test_a_checkpoint_goes_through_a_file_into_another_store(path: Path, tmp_pat
     assert output.startswith("<Checkpoint ")
 
 
+@pytest.mark.parametrize("form", ["h5", "pt", "safetensors"])
+def test_export_takes_every_form_and_names_the_file_itself(path: Path, tmp_path: Path, monkeypatch, form: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output, errors = call("export", path, "low@200000", "--to", form)
+    assert (code, errors) == (0, "")
+    assert output.startswith(f"low-200000.{form}: <Checkpoint ")
+    assert call("import", tmp_path / "mine", f"low-200000.{form}", "--json")[0] == 0
+    assert call("diff", path, "low@200000", f"{tmp_path / 'mine'}:low")[0] == 0
+    code, _, errors = call("import", tmp_path / "mine", f"low-200000.{form}", "--run", "other")
+    assert code == 2
+    assert "in the store already" in errors
+
+
+def test_export_to_another_form_is_refused(path: Path, tmp_path: Path) -> None:
+    code, _, errors = call("export", path, "low@200000", tmp_path / "x", "--to", "zip")
+    assert code == 2
+    assert "'safetensors'" in errors
+
+
+def test_a_file_that_is_not_there_is_told_as_one(path: Path, tmp_path: Path) -> None:
+    code, output, errors = call("import", tmp_path / "mine", "nope.h5")
+    assert (code, output) == (2, "")
+    assert errors == "simckpt: there is no file nope.h5: `import` takes an exported file, or OTHERSTORE:RUN@<step>\n"
+    assert not (tmp_path / "mine").exists()
+    code, _, errors = call("branch", path, "nope.pt", "x")
+    assert code == 2
+    assert errors.endswith("nor is there a file nope.pt\n")
+
+
 def test_ls_says_what_is_abandoned_and_what_is_no_ordinary_save(path: Path) -> None:
     lines = call("ls", path)[1].splitlines()
     assert lines[0].split()[-1] == "kind"

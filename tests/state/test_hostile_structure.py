@@ -219,3 +219,63 @@ def test_random_damage_never_gives_anything_but_a_format_error():
         except FormatError:
             refused += 1
     assert refused > 1000
+
+
+def shared_tuples(levels: int) -> list:
+    """Nodes from number 1 on, each of which holds the next one ten times."""
+    return [["tuple", [{"node": number + 2}] * 10] for number in range(levels)] + [["tuple", []]]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        ["set", [{"node": 1}]],
+        ["frozenset", [{"node": 1}]],
+        ["dict", [{"node": 1}, None]],
+        ["Counter", [{"node": 1}, 1]],
+        ["dataclass", [{"node": 1}, 1], {"class": "x"}],
+        ["object", [{"node": 1}, 1], {"type": "x"}],
+    ],
+    ids=lambda first: first[0],
+)
+def test_a_key_whose_hash_would_never_end_is_refused(first):
+    with pytest.raises(FormatError, match="too large to be hashed"):
+        decode({}, structure(ROOT, first, *shared_tuples(60)))
+
+
+def test_keys_that_are_each_large_are_refused_together():
+    # 20,000 keys of 1,111 parts: each is fine
+    keys = [["tuple", [number, {"node": 20_001}]] for number in range(20_000)]
+    nodes = [["set", [{"node": number + 1} for number in range(20_000)]], *keys]
+    levels = [["tuple", [{"node": 20_002 + level}] * 10] for level in range(3)]
+    with pytest.raises(FormatError, match="too large to be hashed"):
+        decode({}, structure(ROOT, *nodes, *levels, ["tuple", []]))
+
+
+@pytest.mark.parametrize("kind", ["set", "dict"])
+def test_keys_of_one_hash_are_refused(kind):
+    # Python hashes integers modulo 2**61 - 1
+    keys = [{"int": hex(number * (2**61 - 1))} for number in range(1, 1500)]
+    values = keys if kind == "set" else [part for key in keys for part in (key, None)]
+    with pytest.raises(FormatError, match="1499 keys of container 0 have the same hash"):
+        decode({}, structure(ROOT, [kind, values]))
+    assert len(decode({}, structure(ROOT, [kind, values[:1000]]))) == (1000 if kind == "set" else 500)
+
+
+def test_large_tuples_and_many_keys_of_their_own_are_no_bomb():
+    tree = {"t": tuple([None, "x"] * 50_000), "s": {(number, str(number)) for number in range(5000)}}
+    encoded = encode(tree)
+    assert decode(encoded.leaves, encoded.structure) == tree
+
+
+@pytest.mark.parametrize("depth", range(880, 1000, 20))
+@pytest.mark.parametrize("where", ["meta", "atom", "value"])
+def test_values_as_deep_as_json_can_be_are_a_format_error(depth, where):
+    deep = "[" * depth + "]" * depth
+    text = {
+        "meta": f'{{"tree":1,"root":{{"node":0}},"nodes":[["deque",[],{deep}]]}}',
+        "atom": f'{{"tree":1,"root":{{"int":{deep}}},"nodes":[]}}',
+        "value": f'{{"tree":1,"root":{deep},"nodes":[]}}',
+    }[where]
+    with pytest.raises(FormatError):
+        decode({}, text.encode())

@@ -153,3 +153,39 @@ def test_fields_of_a_wrong_type_or_size_are_refused(read, value):
         getattr(fields, read)("key")
     with pytest.raises(FormatError):
         getattr(sealed.Fields({}, "p"), read)("key")
+
+
+def nested(kind: str, levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = {"list": [value], "tuple": {"tuple": [value]}, "dict": {"dict": {"a": value}}}[kind]
+    return value
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "dict"])
+def test_values_are_read_as_deep_as_they_are_written_and_no_deeper(kind):
+    deepest = sealed.from_json(nested(kind, sealed.LEVELS))
+    assert sealed.to_json(deepest) == nested(kind, sealed.LEVELS)
+    for levels in (sealed.LEVELS + 1, 300):
+        with pytest.raises(ValueError, match="100 deep"):
+            sealed.from_json(nested(kind, levels))
+
+
+def test_a_special_float_counts_as_no_container():
+    value: object = {"float": "inf"}
+    for _ in range(sealed.LEVELS):
+        value = [value]
+    assert sealed.to_json(sealed.from_json(value)) == value
+
+
+@pytest.mark.parametrize("text", ["1e999", "-1e999", "1e300", "253402300800.0", "-62135596801.0", "5", "null", '"x"'])
+def test_a_moment_that_no_calendar_has_is_refused(text):
+    data = reseal(head(x=0) + f',\n "created": {{"utc": "", "unix": {text}}}')
+    with pytest.raises(FormatError, match="a moment"):
+        sealed.unseal(data, "test", path="p").time("created")
+
+
+@pytest.mark.parametrize("seconds", [-62135596800.0, 0.0, 1.8e9, 253402300799.0])
+def test_every_moment_of_the_calendar_can_be_shown(seconds):
+    data = sealed.seal("test", {"created": sealed.time_to_json(seconds)})
+    assert sealed.unseal(data, "test", path="p").time("created") == seconds

@@ -1,0 +1,1 @@
+"""Upkeep of a store: verifying it, quarantining what is damaged, going on from what is not."""

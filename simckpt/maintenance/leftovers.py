@@ -1,0 +1,73 @@
+"""Lists what nobody needs any longer, what is on its way out, and what a repair has put aside. None of it is damage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection
+
+from simckpt.errors import StorageError
+from simckpt.maintenance.findings import FOREIGN, LEFTOVER, QUARANTINED, UNCHECKED, Notes, problem
+from simckpt.maintenance.recording import size_of
+from simckpt.storage import StoreFiles, names, processes, quarantine, segments, usage, work
+
+
+def examine_work(store: StoreFiles, notes: Notes) -> None:
+    """Lists the folders in `tmp/` whose makers are dead."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in sorted((store.path / "tmp").iterdir()):
+            maker = processes.Process.from_token(path.name)
+            alive = maker.is_alive() if maker is not None else False
+            if alive is None:
+                with contextlib.suppress(OSError):
+                    alive = time.time() - path.lstat().st_mtime < work.UNKNOWN_AGE
+            if alive is False and os.path.lexists(path):
+                size = size_of(path)
+                notes.add(LEFTOVER, "work", f"tmp/{path.name}", "was left by a process that is gone", size=size)
+
+
+def examine_segment_files(store: StoreFiles, there: Collection[str], used: Collection[str], notes: Notes) -> None:
+    """Lists what lies in `segments/` and in `trash/` and is not needed.
+
+    Args:
+        store: the files.
+        there: names in `segments/`, listed before the indexes were read.
+        used: ids of the segments that checkpoints use, as far as they are known.
+        notes: receive what is found.
+    """
+    unused = set()
+    for name in sorted(there):
+        identity, _, ending = name.partition(".")
+        if not names.ID.fullmatch(identity) or ending != "h5":
+            notes.add(FOREIGN, "foreign", f"segments/{name}", "is no segment")
+        elif identity not in used:
+            unused.add(identity)
+    if unused:
+        try:
+            # in this order: what was announced may have become a commit meanwhile
+            announced = usage.by_saves(store.path)
+            committed = usage.SegmentUse(store).by_checkpoints()
+        except StorageError as error:
+            notes.add(UNCHECKED, "unused segment", segments.FOLDER, problem(error, store.path))
+            return
+        # while a record cannot be read it is not known what it uses
+        unused = set() if announced is None or committed is None else unused - announced - committed
+    for identity in sorted(unused):
+        path = store.path / segments.FOLDER / segments.file_name(identity)
+        if path.exists():
+            where = f"{segments.FOLDER}/{path.name}"
+            notes.add(LEFTOVER, "unused segment", where, "no checkpoint refers to it", size=size_of(path))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in sorted((store.path / segments.TRASH).iterdir()):
+            where = f"{segments.TRASH}/{path.name}"
+            notes.add(LEFTOVER, "trash", where, "is on its way out", size=size_of(path))
+
+
+def examine_quarantine(store: StoreFiles, notes: Notes) -> None:
+    """Lists what repairs have put aside."""
+    for where in quarantine.entries(store.path):
+        advice = f"copy what you want to look at, and remove it when you want its room; put back, it belongs at {where}"
+        path = f"{quarantine.FOLDER}/{where}"
+        text = "was damaged and put aside by a repair"
+        notes.add(QUARANTINED, "quarantine", path, text, size=size_of(store.path / path), advice=advice)

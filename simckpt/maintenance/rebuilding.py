@@ -1,0 +1,201 @@
+"""Makes lost records anew from others, where these leave no doubt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from simckpt.errors import StoreError
+from simckpt.state.leaf import Piece
+from simckpt.storage import (
+    CommitRecord,
+    LeafRecord,
+    RunRecord,
+    StartRecord,
+    StoreFiles,
+    digests,
+    hdf5_reader,
+    index,
+    names,
+    reader,
+    segments,
+)
+from simckpt.storage.hdf5_reader import Dataset, Description
+from simckpt.storage.index import SegmentRecord
+from simckpt.storage.records import LOST, FileRecord
+from simckpt.storage.starts import STARTS, read_start
+from simckpt.storage.state_file import STATE_FILE
+
+_LIMIT = 1 << 28  # [bytes] of a structure that is read to know the order of leaves
+
+
+def rebuilt_run(store: StoreFiles, run: str) -> tuple[RunRecord | None, str]:
+    """Returns the record of a run whose `run.json` is lost, or None and why it cannot be known.
+
+    The id is that in its commits; hyperparameters, git, versions and host are those of the start that made the first of
+    them. Of a branch or an import, not all is said elsewhere.
+    """
+    copy = f"put a copy of runs/{run}/run.json back, from a backup or another machine"
+    try:
+        records = store.records(run, damaged={})
+    except StoreError as error:
+        return None, str(error)
+    if not records or records[0].seq != 1 or records[0].kind == LOST:
+        return None, f"its first commit cannot be read, so that it is not known where it comes from: {copy}"
+    first = records[0]
+    if len({record.run for record in records}) != 1:
+        return None, f"its commits are of several runs: {copy}"
+    if first.parent is not None or first.kind == "import":
+        return None, f"it is a branch or an import, of which the lost record alone says all: {copy}"
+    start = _first_start(store, run, first.start if isinstance(first, CommitRecord) else None)
+    if start is None:
+        return None, f"it is not known which of its starts came before its first commit: {copy}"
+    git = None if start.git is None else {key: start.git[key] for key in ("commit", "dirty") if key in start.git}
+    return (
+        RunRecord(
+            id=first.run,
+            name=run,
+            created=min(start.created, first.created),
+            hyperparameters=start.hyperparameters,
+            experiment=start.experiment,
+            git=git,
+            versions=start.versions,
+            host=start.host,
+        ),
+        "",
+    )
+
+
+def _first_start(store: StoreFiles, run: str, identity: str | None) -> StartRecord | None:
+    if identity is None:
+        with contextlib.suppress(OSError):
+            found = [path.stem for path in (store.path / "runs" / run / STARTS).iterdir()]
+            identity = found[0] if len(found) == 1 else None
+    if identity is None:
+        return None
+    try:
+        return read_start(store.path, run, identity)
+    except StoreError:
+        return None
+
+
+def rebuilt_index(store: StoreFiles, run: str, seq: int) -> bytes | None:
+    """Returns the bytes of a lost index, or None. The digest in the commit record proves that they are the lost ones.
+
+    Paths, shapes and places come from HDF5's own metadata, digests from the arrays themselves.
+    """
+    try:
+        record = store.commit_record(run, seq)
+        if not isinstance(record, CommitRecord):
+            return None
+        wanted = record.file(index.INDEX_FILE)
+        folder = store.path / "runs" / run / "checkpoints" / names.sequence_name(seq)
+        found = hdf5_reader.describe(folder / STATE_FILE)
+        with reader.opened_file(folder, STATE_FILE) as descriptor:
+            for leaves, known in _candidates(store, descriptor, found):
+                data = index.seal_index(leaves, known)
+                if _is(data, wanted):
+                    return data
+    except (StoreError, OSError, ValueError):
+        return None
+    return None
+
+
+def _is(data: bytes, wanted: FileRecord) -> bool:
+    return len(data) == wanted.size and digests.matches(data, wanted.digest)
+
+
+def _candidates(
+    store: StoreFiles, descriptor: int, found: Description
+) -> Iterator[tuple[list[LeafRecord], dict[str, SegmentRecord]]]:
+    """Yields the leaves of a file in the orders that their index may have had, and the segments they lie in."""
+    known: dict[str, SegmentRecord] = {}
+    described: dict[str, Description] = {}
+    leaves = [_leaf(store, descriptor, dataset, known, described) for dataset in found.datasets.values()]
+    trees = {leaf.component: _bytes(descriptor, leaf) for leaf in leaves if leaf.key == names.STRUCTURE}
+    components = sorted(leaves, key=lambda leaf: leaf.offset or 0)
+    order = [leaf.component for leaf in components if leaf.key == names.STRUCTURE]
+    # the structure names the leaves in the order in which they were collected
+    yield (
+        sorted(
+            leaves,
+            key=lambda leaf: (
+                order.index(leaf.component),
+                leaf.key == names.STRUCTURE,
+                trees[leaf.component].find(b'"' + leaf.key.encode("ascii") + b'"'),
+            ),
+        ),
+        known,
+    )
+    if not any(leaf.offset is None for leaf in leaves):
+        yield components, known
+
+
+def _leaf(
+    store: StoreFiles,
+    descriptor: int,
+    dataset: Dataset,
+    known: dict[str, SegmentRecord],
+    described: dict[str, Description],
+) -> LeafRecord:
+    dtype = dataset.attributes.get("dtype") or index.dtype_from_json(dataset.dtype).name
+    # texts and complex numbers have an axis more in the file
+    apart = dtype[:1] in "<>|" or dtype.startswith("complex")
+    shape = dataset.shape[:-1] if "dtype" in dataset.attributes and apart else dataset.shape
+    leaf = LeafRecord(
+        path=dataset.path,
+        kind=dataset.attributes.get("kind", ""),
+        dtype=dtype,
+        shape=shape,
+        stored=dataset.dtype,
+        stored_shape=dataset.shape,
+        file=STATE_FILE,
+        offset=dataset.offset,
+        size=dataset.size,
+        digest="",
+    )
+    if not dataset.sources:
+        offset = dataset.offset or 0
+        return replace(leaf, digest=_digest(descriptor, [(offset, offset + dataset.size)]))
+    pieces = []
+    for source in dataset.sources:
+        _describe_segment(store, source.segment, known, described)
+        there = described[source.segment].datasets[source.path.lstrip("/")]
+        assert there.offset is not None
+        with segments.opened(store.path, source.segment) as segment:
+            digest = _digest(segment, [(there.offset, there.offset + there.size)])
+        pieces.append(Piece(source.segment, there.offset, there.shape[0], digest, source.start, source.stop))
+    return index.in_pieces(leaf, tuple(pieces))
+
+
+def _describe_segment(
+    store: StoreFiles, identity: str, known: dict[str, SegmentRecord], described: dict[str, Description]
+) -> None:
+    if identity in known:
+        return
+    with segments.opened(store.path, identity) as descriptor:
+        found = described[identity] = hdf5_reader.describe_opened(descriptor, path=identity)
+        size, position, spans = os.fstat(descriptor).st_size, 0, []
+        places = sorted((each.offset, each.offset + each.size) for each in found.datasets.values() if each.offset)
+        for start, stop in [*places, (size, size)]:
+            if start > position:
+                spans.append((position, start))
+            position = stop
+        digest = _digest(descriptor, spans)
+    paths = {each.offset: each.path for each in found.datasets.values() if each.offset}
+    known[identity] = SegmentRecord(identity, size, tuple(spans), digest, paths)
+
+
+def _digest(descriptor: int, spans: list[tuple[int, int]]) -> str:
+    hasher = digests.Hasher()
+    for start, stop in spans:
+        reader.digest_span(descriptor, hasher, start, stop)
+    return hasher.digest()
+
+
+def _bytes(descriptor: int, leaf: LeafRecord) -> bytes:
+    data = bytearray(min(leaf.size, _LIMIT))
+    reader.read_into(descriptor, memoryview(data), leaf.offset or 0)
+    return bytes(data)

@@ -1,0 +1,309 @@
+"""Verifies the records of a store but for the indexes: store, runs, commits, starts, marks, claims; lists the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from simckpt.errors import (
+    CheckpointNotFoundError,
+    DamagedError,
+    FormatError,
+    RunNotFoundError,
+    StorageError,
+    StoreError,
+    UnsupportedFormatError,
+)
+from simckpt.maintenance.findings import DAMAGE, FOREIGN, LEFTOVER, UNCHECKED, Affected, Notes, problem
+from simckpt.maintenance.verifying import affected, folder_of
+from simckpt.storage import (
+    CommitRecord,
+    RunRecord,
+    StoreFiles,
+    TombstoneRecord,
+    archived,
+    claims,
+    marks,
+    names,
+    quarantine,
+    reader,
+)
+from simckpt.storage.records import RECORD_LIMIT, parse_store
+from simckpt.storage.starts import START_LIMIT, STARTS, parse_start
+from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE, Stamp, stamp
+
+KNOWN = {STORE_FILE, "runs", "segments", "sessions", "trash", "tmp", quarantine.FOLDER, archived.ARCHIVE}
+_OF_A_RUN = {RUN_FILE, "checkpoints", STARTS, marks.MARKS, EVENTS_FILE, "writer", archived.FOLDER}
+_OF_A_WRITER = {"owner.json", "lock", "heartbeat", "reserve"}
+_LOOKS = 5  # at what changes while it is looked at
+
+
+@dataclass
+class Run:
+    """What the records of a run say.
+
+    Attributes:
+        name: of the run.
+        record: of `run.json`, or None if it is damaged.
+        records: of its checkpoints and of those that were pruned, in the order of commits.
+        damaged: the numbers of commits whose records cannot be trusted.
+    """
+
+    name: str
+    record: RunRecord | None = None
+    records: list[CommitRecord | TombstoneRecord] = field(default_factory=list)
+    damaged: set[int] = field(default_factory=set)
+
+
+def settled(examine: Callable[[Notes], None], look: Callable[[], object]) -> Notes:
+    """Returns the notes of an examination during which nothing changed; `look` returns another value if it did."""
+    notes = Notes()
+    for _ in range(_LOOKS):
+        before, notes = look(), Notes()
+        examine(notes)
+        if not notes.findings or look() == before:
+            break
+    return notes
+
+
+def examine_runs(store: StoreFiles, notes: Notes) -> list[Run]:
+    """Verifies all records of the runs; returns what they say."""
+    examine_names(store, (), KNOWN, notes)
+    where = f"{archived.ARCHIVE}/{archived.ARCHIVE_FILE}"
+    _examine_small(store, where, archived.parse_archive, "archive", RECORD_LIMIT, notes, None, (), list)
+    runs = []
+    for name in _entries(store, ("runs",), notes):
+        if not names.is_run_name(name) or not (store.path / "runs" / name).is_dir():
+            notes.add(FOREIGN, "foreign", f"runs/{name}", "is no run")
+            continue
+        run = Run(name)
+
+        def look(name: str = name) -> object:
+            return stamp_of(store, "runs", name, RUN_FILE), (store.path / "runs" / name).exists()
+
+        def examine(found: Notes, run: Run = run) -> None:
+            _examine_run_record(store, run, found)
+
+        found = settled(examine, look)
+        if not (store.path / "runs" / name).exists():
+            continue
+        merge(notes, found)
+        if run.record is None and not any(each.kind == "run record" for each in found.findings):
+            continue
+        notes.count(runs=1)
+        examine_names(store, ("runs", name), _OF_A_RUN, notes)
+        examine_names(store, ("runs", name, "writer"), _OF_A_WRITER, notes)
+        _examine_claim(store, name, notes)
+        _examine_commits(store, run, notes)
+        _examine_starts(store, run, notes)
+        _examine_marks(store, name, notes)
+        _examine_archived(store, name, notes)
+        runs.append(run)
+    return runs
+
+
+def merge(notes: Notes, more: Notes) -> None:
+    """Adds what was found elsewhere."""
+    notes.findings += more.findings
+    notes.count(**vars(more.counts))
+
+
+def stamp_of(store: StoreFiles, *parts: str) -> Stamp:
+    """Returns the stamp of a file, (0, 0) if it cannot be looked at."""
+    try:
+        with reader.opened_folder(store.path, *parts[:-1]) as folder:
+            return stamp(folder, parts[-1])
+    except (StoreError, OSError):
+        return 0, 0
+
+
+def examine_names(store: StoreFiles, parts: tuple[str, ...], known: set[str], notes: Notes) -> None:
+    """Lists the entries of a folder that simckpt did not make."""
+    for name in _entries(store, parts, notes):
+        if name not in known:
+            notes.add(FOREIGN, "foreign", "/".join((*parts, name)), "is none of simckpt's")
+
+
+def _entries(store: StoreFiles, parts: Sequence[str], notes: Notes) -> list[str]:
+    try:
+        return sorted(path.name for path in store.path.joinpath(*parts).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        notes.add(UNCHECKED, "foreign", "/".join(parts) or ".", f"cannot be listed: {error.strerror}")
+        return []
+
+
+def _examine_run_record(store: StoreFiles, run: Run, notes: Notes) -> None:
+    where = f"runs/{run.name}/{RUN_FILE}"
+    try:
+        run.record = store.read_run(run.name)
+        notes.count(records=1, nbytes=(store.path / where).lstat().st_size)
+    except RunNotFoundError:
+        if (store.path / "runs" / run.name / "checkpoints").is_dir():
+            notes.add(DAMAGE, "run record", where, "is missing", run=run.name)
+        else:
+            notes.add(FOREIGN, "foreign", f"runs/{run.name}", "is no run: it has no record", run=run.name)
+    except (UnsupportedFormatError, StorageError) as error:
+        notes.add(UNCHECKED, "run record", where, problem(error, store.path), run=run.name)
+    except StoreError as error:
+        notes.add(DAMAGE, "run record", where, problem(error, store.path), run=run.name)
+    except OSError:
+        pass  # replaced or removed at this moment: the next look tells
+
+
+def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
+    parts = ("runs", run.name, "checkpoints")
+    for name in _entries(store, parts, notes):
+        if not names.SEQUENCE.fullmatch(name) or not int(name):
+            notes.add(FOREIGN, "foreign", "/".join((*parts, name)), "is no checkpoint", run=run.name)
+    damaged: dict[int, StoreError] = {}
+    try:
+        run.records = store.records(run.name, damaged=damaged)
+    except StoreError as error:
+        severity = DAMAGE if isinstance(error, DamagedError | FormatError) else UNCHECKED
+        notes.add(severity, "commit record", "/".join(parts), problem(error, store.path), run=run.name)
+        return
+    again = {seq for seq, error in damaged.items() if not isinstance(error, UnsupportedFormatError)}
+    if again:
+        # replaced by a tombstone, or removed, while it was read
+        damaged = {seq: error for seq, error in damaged.items() if seq not in again}
+        with contextlib.suppress(RunNotFoundError):
+            there = set(store.sequence(run.name)) & again
+            run.records += store.records(run.name, damaged=damaged, only=there)
+            run.records.sort(key=lambda record: record.seq)
+    for seq, each in damaged.items():
+        severity = UNCHECKED if isinstance(each, UnsupportedFormatError | StorageError) else DAMAGE
+        told = Affected(run.name, seq)
+        where = f"{folder_of(run.name, seq)}/{COMMIT_FILE}"
+        notes.add(severity, "commit record", where, problem(each, store.path), run=run.name, affected=(told,))
+    run.damaged = set(damaged)
+    pruned = [record for record in run.records if isinstance(record, TombstoneRecord)]
+    notes.count(records=len(run.records), pruned=len(pruned))
+    for tombstone in pruned:
+        folder = folder_of(run.name, tombstone.seq)
+        left = [name for name in _entries(store, folder.split("/"), notes) if name != COMMIT_FILE]
+        for name in left:
+            size = size_of(store.path / folder / name)
+            notes.add(LEFTOVER, "pruned", f"{folder}/{name}", "lies beside a tombstone", run=run.name, size=size)
+
+
+def size_of(path: os.PathLike[str]) -> int:
+    """Returns the size of a file, or of all files below a folder [bytes]; what vanishes meanwhile counts nothing."""
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            return status.st_size
+        with os.scandir(path) as entries:
+            return sum(size_of(entry) for entry in entries)
+    return 0
+
+
+def _examine_starts(store: StoreFiles, run: Run, notes: Notes) -> None:
+    parts = ("runs", run.name, STARTS)
+    users: dict[str, list[CommitRecord]] = {}
+    for record in run.records:
+        if isinstance(record, CommitRecord) and record.start is not None:
+            users.setdefault(record.start, []).append(record)
+    found = set()
+    for name in _entries(store, parts, notes):
+        identity, dot, ending = name.partition(".")
+        if names.ID.fullmatch(identity) and dot + ending == ".json":
+            found.add(identity)
+        else:
+            notes.add(FOREIGN, "foreign", "/".join((*parts, name)), "is no record of a start", run=run.name)
+    for identity in sorted(found | users.keys()):
+        where = "/".join((*parts, f"{identity}.json"))
+
+        def parse(data: bytes, path: object, identity: str = identity) -> object:
+            return parse_start(data, path, id=identity)
+
+        def still(identity: str = identity) -> list[CommitRecord]:
+            return [record for record in users.get(identity, []) if is_living(store, run.name, record)]
+
+        told = [affected(run.name, record, restorable=True) for record in users.get(identity, ())]
+        _examine_small(store, where, parse, "start", START_LIMIT, notes, run.name, tuple(told), still)
+
+
+def is_living(store: StoreFiles, run: str, record: CommitRecord) -> bool:
+    """Returns whether this is still the record of a checkpoint; a damaged one is."""
+    try:
+        return isinstance(store.commit_record(run, record.seq), CommitRecord)
+    except (RunNotFoundError, CheckpointNotFoundError):
+        return False
+    except StoreError:
+        return True
+
+
+def _examine_marks(store: StoreFiles, run: str, notes: Notes) -> None:
+    parts = ("runs", run, marks.MARKS)
+    for checkpoint in _entries(store, parts, notes):
+        if not names.ID.fullmatch(checkpoint):
+            notes.add(FOREIGN, "foreign", "/".join((*parts, checkpoint)), "holds no marks", run=run)
+            continue
+        for name in _entries(store, (*parts, checkpoint), notes):
+            where = "/".join((*parts, checkpoint, name))
+            if not marks.is_mark(name):
+                notes.add(FOREIGN, "foreign", where, "is no mark", run=run)
+                continue
+
+            def parse(data: bytes, path: object, checkpoint: str = checkpoint, name: str = name) -> object:
+                return marks.parse_mark(data, path, checkpoint=checkpoint, name=name)
+
+            # nothing refers to a mark: one that is gone was removed
+            _examine_small(store, where, parse, "mark", marks.MARK_LIMIT, notes, run, (), list)
+
+
+def _examine_archived(store: StoreFiles, run: str, notes: Notes) -> None:
+    parts = ("runs", run, archived.FOLDER)
+    for name in _entries(store, parts, notes):
+        seq, where = name.removesuffix(".json"), "/".join((*parts, name))
+        if seq == name or not names.SEQUENCE.fullmatch(seq) or not int(seq):
+            notes.add(FOREIGN, "foreign", where, "is no record of an archived checkpoint", run=run)
+            continue
+        parse = functools.partial(archived.parse_archived, seq=int(seq))
+        _examine_small(store, where, parse, "archive", RECORD_LIMIT, notes, run, (), list)
+
+
+def _examine_claim(store: StoreFiles, run: str, notes: Notes) -> None:
+    where = f"runs/{run}/writer/owner.json"
+    _examine_small(store, where, claims.parse_owner, "claim", RECORD_LIMIT, notes, run, (), list)
+
+
+def _examine_small(
+    store: StoreFiles,
+    where: str,
+    parse: Callable[[bytes, object], object],
+    kind: str,
+    limit: int,
+    notes: Notes,
+    run: str | None,
+    told: tuple[Affected, ...],
+    still: Callable[[], Sequence[object]],
+) -> None:
+    """Verifies a small record; one that is missing is damage only if something still refers to it."""
+    path, parts = store.path / where, where.split("/")
+
+    def examine(found: Notes) -> None:
+        try:
+            data = reader.read_small(store.path, *parts, limit=limit, path=path)
+            parse(data, path)
+            found.count(records=1, nbytes=len(data))
+        except FileNotFoundError:
+            if still():
+                found.add(DAMAGE, kind, where, "is missing", run=run, affected=told)
+        except (UnsupportedFormatError, StorageError) as error:
+            found.add(UNCHECKED, kind, where, problem(error, store.path), run=run)
+        except StoreError as error:
+            found.add(DAMAGE, kind, where, problem(error, store.path), run=run, affected=told)
+
+    merge(notes, settled(examine, lambda: stamp_of(store, *parts)))
+
+
+def examine_store_record(store: StoreFiles, notes: Notes) -> None:
+    """Verifies `store.json`."""
+    _examine_small(store, STORE_FILE, parse_store, "store record", RECORD_LIMIT, notes, None, (), lambda: [store])

@@ -1,0 +1,246 @@
+"""Repairs a store as far as that is certain: damaged parts go into quarantine, what can be proven is written again.
+
+Nothing is removed, and nothing guessed. A repair can be interrupted at any point and done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from simckpt.archive import bring_back
+from simckpt.errors import StorageError, StoreError
+from simckpt.maintenance.check import Scope, Tell, check, opened
+from simckpt.maintenance.findings import Affected, Finding, Report
+from simckpt.maintenance.lineage import MISSING
+from simckpt.maintenance.rebuilding import rebuilt_index, rebuilt_run
+from simckpt.storage import CommitRecord, StoreFiles, marks, names, quarantine, usage
+
+_LEFT = ("rest", "segment rest", "structure", "claim", "archive")  # kinds of damage
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a repair does, would do, or could not do.
+
+    Attributes:
+        path: what it is about, relative to the store.
+        text: what is done.
+        done: whether it was.
+        problem: why it was not, or will not be; empty otherwise.
+    """
+
+    path: str
+    text: str
+    done: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What a repair found and did.
+
+    Attributes:
+        before: the check that it began with.
+        actions: in the order in which they were done.
+        dry_run: whether nothing was done.
+    """
+
+    before: Report
+    actions: tuple[Action, ...]
+    dry_run: bool
+
+    def __bool__(self) -> bool:
+        return not any(action.problem for action in self.actions)
+
+    @property
+    def remaining(self) -> tuple[Finding, ...]:
+        """The damage that a repair leaves as it is: nothing comes back wrong by it, or nothing can be done."""
+        return tuple(finding for finding in self.before.damage if self._stays(finding))
+
+    def _stays(self, finding: Finding) -> bool:
+        if finding.kind == "start":
+            return bool(finding.affected)  # until a start of the same content writes it again
+        moved = [action.path for action in self.actions if not action.problem]
+        if any(finding.path == path or finding.path.startswith(f"{path}/") for path in moved):
+            return False
+        return finding.kind in _LEFT or (finding.kind == "lineage" and _gap(finding) is None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns all of it for programs."""
+        return {
+            "dry_run": self.dry_run,
+            "actions": [dataclasses.asdict(action) for action in self.actions],
+            "before": self.before.as_json(),
+        }
+
+
+def repair(
+    path: str | os.PathLike[str], *, scope: Scope | None = None, dry_run: bool = False, tell: Tell | None = None
+) -> Repair:
+    """Returns what was done about the damage that a check of the whole store finds.
+
+    Checkpoints that do not come back whole leave a tombstone and go to `quarantine/`, so that their numbers stay taken
+    and prunes and `compact` work again.
+
+    Args:
+        path: of the store.
+        scope: what the check looks at; everything if None.
+        dry_run: only say what would be done.
+        tell: called with bytes done and bytes to do.
+
+    Raises:
+        NotAStoreError, UnsupportedFormatError, StorageError: as `check`.
+    """
+    before = check(path, scope, tell=tell)
+    store = opened(path)
+    fetched = tuple(_fetched(store, before, dry_run=dry_run))
+    if fetched and not dry_run:
+        before = check(path, scope, tell=tell)
+    return Repair(before, (*fetched, *_Repairer(store, before, dry_run=dry_run).actions()), dry_run)
+
+
+def _fetched(store: StoreFiles, report: Report, *, dry_run: bool) -> Iterator[Action]:
+    """Brings damaged checkpoints back from the archive, as far as it has them and can be reached."""
+    for run, seq in sorted({(each.run, each.seq) for finding in report.damage for each in finding.affected}):
+        if seq in store.archived(run):
+            with contextlib.suppress(StoreError):
+                if dry_run or bring_back(store, run, seq):
+                    where = f"runs/{run}/checkpoints/{names.sequence_name(seq)}"
+                    yield Action(where, "comes back from the archive", done=not dry_run)
+
+
+class _Repairer:
+    def __init__(self, store: StoreFiles, report: Report, *, dry_run: bool) -> None:
+        self._store = store
+        self._report = report
+        self._dry_run = dry_run
+        self._rebuilt: set[tuple[str, int]] = set()
+
+    def actions(self) -> Iterator[Action]:
+        for finding in self._of("store record"):
+            yield self._do(finding.path, "a record with a new id is written", self._store.rewrite_store)
+        if not self._dry_run:
+            self._store = opened(self._store.path)
+        for finding in self._of("run record"):
+            yield self._rewrite_run(finding)
+        for finding in self._of("index"):
+            yield from self._rewrite_index(finding)
+        yield from self._quarantine_checkpoints()
+        for finding in self._of("segment"):
+            yield from self._put_segment_aside(finding)
+        for finding in (*self._of("start"), *self._of("job")):
+            if os.path.lexists(self._store.path / finding.path):
+                yield self._put_aside(finding.path)
+        for finding in self._of("mark"):
+            yield self._repair_mark(finding)
+
+    def _of(self, kind: str) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self._report.damage if finding.kind == kind)
+
+    def _do(self, path: str, text: str, work: Callable[[], object]) -> Action:
+        if self._dry_run:
+            return Action(path, text)
+        try:
+            work()
+        except StoreError as error:
+            return Action(path, text, problem=str(error))
+        return Action(path, text, done=True)
+
+    def _put_aside(self, where: str) -> Action:
+        return self._do(where, f"is moved to {quarantine.FOLDER}/", lambda: self._store.put_aside(where))
+
+    def _rewrite_run(self, finding: Finding) -> Action:
+        assert finding.run is not None
+        text = "is made anew from the run's checkpoints and starts"
+        record, problem = rebuilt_run(self._store, finding.run)
+        if record is None:
+            return Action(finding.path, text, problem=problem)
+        return self._do(finding.path, text, lambda: self._store.rewrite_run(record))
+
+    def _rewrite_index(self, finding: Finding) -> Iterator[Action]:
+        (told,) = finding.affected
+        data = rebuilt_index(self._store, told.run, told.seq)
+        if data is not None:
+            text = "is made anew from the HDF5 files; its digest proves that it is the lost one"
+            action = self._do(finding.path, text, lambda: self._store.rewrite_index(told.run, told.seq, data))
+            if not action.problem:
+                self._rebuilt.add((told.run, told.seq))
+            yield action
+
+    def _quarantine_checkpoints(self) -> Iterator[Action]:
+        lost = {(each.run, each.seq): each for each in self._report.lost}
+        for finding in self._of("lineage"):
+            seq = _gap(finding)
+            if finding.run is not None and seq is not None:
+                lost.setdefault((finding.run, seq), Affected(finding.run, seq))
+        others = {
+            (each.run, each.seq)
+            for finding in self._report.damage
+            if finding.kind != "index"
+            for each in finding.affected
+            if not each.restorable
+        }
+        for place, each in sorted(lost.items()):
+            if place in self._rebuilt and place not in others:
+                continue
+            yield self._quarantine(each)
+
+    def _quarantine(self, lost: Affected) -> Action:
+        where = f"runs/{lost.run}/checkpoints/{lost.seq:08d}"
+        problems = [
+            finding.problem
+            for finding in self._report.damage
+            if any((each.run, each.seq) == (lost.run, lost.seq) and not each.restorable for each in finding.affected)
+        ]
+        reason = f"damaged, in quarantine: {'; '.join(problems) or 'its folder was removed'}"
+        text = f"is moved to {quarantine.FOLDER}/ and leaves a tombstone"
+        return self._do(where, text, lambda: self._store.quarantine(lost.run, lost.seq, reason))
+
+    def _put_segment_aside(self, finding: Finding) -> Iterator[Action]:
+        if not (self._store.path / finding.path).exists():
+            return
+        identity = finding.path.rpartition("/")[2].removesuffix(".h5")
+        text = f"is moved to {quarantine.FOLDER}/, for the next save to write its rows anew"
+        if self._dry_run:
+            if all(not each.restorable for each in finding.affected):
+                yield Action(finding.path, text)
+            return
+        try:
+            needed = self._is_needed(identity)
+        except StoreError as error:
+            yield Action(finding.path, text, problem=str(error))
+            return
+        if not needed:
+            yield self._do(finding.path, text, lambda: self._store.put_aside(finding.path))
+
+    def _is_needed(self, identity: str) -> bool:
+        """Returns whether a checkpoint, which then comes back whole, or a save in progress uses a segment."""
+        announced = usage.by_saves(self._store.path)
+        if announced is None or identity in announced:
+            return True
+        for run in self._store.runs():
+            damaged: dict[int, StoreError] = {}
+            for record in self._store.records(run, damaged=damaged):
+                if isinstance(record, CommitRecord) and identity in self._store.segment_ids(run, record.seq):
+                    return True
+            if damaged:
+                raise StorageError(f"a record of run {run!r} is damaged: it is not known whether it uses {identity}")
+        return False
+
+    def _repair_mark(self, finding: Finding) -> Action:
+        assert finding.run is not None
+        *_, checkpoint, name = finding.path.split("/")
+        if marks.has_content(name):
+            return self._put_aside(finding.path)
+        run = finding.run
+        return self._do(finding.path, "is written again", lambda: self._store.rewrite_mark(run, checkpoint, name))
+
+
+def _gap(finding: Finding) -> int | None:
+    """Returns the number of a commit whose folder was removed, if a finding tells of that."""
+    return int(finding.path.rpartition("/")[2]) if finding.problem.startswith(MISSING) else None
