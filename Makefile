@@ -4,7 +4,7 @@ BIN := .venv/bin
 JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv demo test test-slow test-compat check format bench clean
+.PHONY: venv demo test test-slow reliability test-compat check format bench clean
 
 venv: .venv/.installed
 
@@ -31,6 +31,11 @@ test: venv
 
 test-slow: venv
 	$(BIN)/pytest -n $(JOBS) -m slow
+
+# half an hour on two quiet cores; SCALE=0.1 for a few minutes
+SCALE ?= 1
+reliability: venv
+	$(BIN)/python scripts/reliability.py --scale $(SCALE) --jobs $(JOBS)
 
 .venv-bench/.installed: requirements-bench.lock requirements.lock pyproject.toml
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench

@@ -185,9 +185,10 @@ class StorePruning(StoreMarks):
         durable.sync_folder(self._disk, folder)
 
     def _free_segments(self, candidates: Collection[str], *, besides: Collection[Path] = ()) -> set[str] | None:
-        """Removes those of some segments that nobody uses; returns those that a save in progress may come to use.
+        """Removes those of some segments that nobody uses; returns those that stay although no checkpoint uses them.
 
-        These stay, as do all if it cannot be known what is used (None): whoever names them must not forget them.
+        A save in progress may come to use them, or another pruner, which looked before, has moved them back. These
+        stay, as do all if it cannot be known what is used (None): whoever names them must not forget them.
 
         They are moved to `trash/`, then announcements are read, **then** commits; in this order a save that is
         published meanwhile is seen in one or the other. One that has not announced itself yet will not find them, and
@@ -230,16 +231,22 @@ class StorePruning(StoreMarks):
                     self._move(target, home / segments.file_name(identity))
             raise
         unknown = announced is None or committed is None
-        needed = (announced or set()) | (committed or set())
+        needed, staying = (announced or set()) | (committed or set()), set()
         for identity, target in moved:
+            place = home / segments.file_name(identity)
             if unknown or identity in needed:
-                self._move(target, home / segments.file_name(identity))
-            else:
-                with durable.translated(target), contextlib.suppress(FileNotFoundError):
+                self._move(target, place)
+                staying.add(identity)
+                continue
+            with durable.translated(target):
+                try:
                     self._disk.unlink(target)
+                except FileNotFoundError:
+                    # by a pruner whose look at the commits is older than what was pruned here
+                    staying |= {identity} if os.path.lexists(place) else set()
         durable.sync_folder(self._disk, home)
         durable.sync_folder(self._disk, trash)
-        return None if unknown else needed & places.keys() - (committed or set())
+        return None if unknown else staying - (committed or set())
 
     def _move(self, source: Path, target: Path) -> None:
         with durable.translated(source), contextlib.suppress(FileNotFoundError):  # another pruner was quicker

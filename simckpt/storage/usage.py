@@ -86,6 +86,10 @@ class SegmentUse:
         except CheckpointNotFoundError:
             return frozenset()  # pruned meanwhile
         except StoreError:
+            # or between the looks at its record and at its index, which a pruner removes once the tombstone is there
+            with contextlib.suppress(StoreError):
+                if isinstance(self._store.commit_record(run, seq), TombstoneRecord):
+                    return frozenset()
             return None
 
     def find(self, wanted: set[str]) -> dict[str, index.SegmentRecord]:

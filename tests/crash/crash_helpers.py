@@ -1,8 +1,7 @@
-"""Disks that fail, tear and kill at their n-th operation, and what must hold afterwards."""
+"""Stores on faulty disks, and what must hold afterwards."""
 
 import errno
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,72 +10,13 @@ from simckpt.state.leaf import Leaf
 from simckpt.state.tree import Encoded
 from simckpt.storage import CommitDraft, CommitRecord, RunRecord, StoreFiles
 from simckpt.storage.durable import Disk
+from simckpt.testing.faults import FaultyDisk, interrupt, kill
+from simckpt.testing.faults import fail as fail_with
+from simckpt.testing.faults import tear as tear_and_kill
+
+__all__ = ["ERRORS", "RUN", "FaultyDisk", "fail_with", "interrupt", "kill", "tear_and_kill"]
 
 RUN = "run"
-OPERATIONS = sorted(name for name in vars(Disk) if not name.startswith("_"))
-
-
-class FaultyDisk(Disk):
-    """Counts its operations and, once armed, does something else at one of them.
-
-    Attributes:
-        calls: the names of the operations since it was armed.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self._at, self._sticky, self._fault = 0, False, None
-
-    def arm(self, fault=None, *, at: int = 0, sticky: bool = False) -> None:
-        """`fault(disk, name, arguments)` is called before operation number `at` (from 1), or at all from it on."""
-        self.calls, self._fault, self._at, self._sticky = [], fault, at, sticky
-
-    def before(self, name: str, arguments: tuple) -> None:
-        self.calls.append(name)
-        number = len(self.calls)
-        if self._fault is not None and (number == self._at or (self._sticky and number > self._at)):
-            self._fault(self, name, arguments)
-
-
-def _counted(name: str):
-    operation = vars(Disk)[name]
-
-    def method(self, *arguments):
-        self.before(name, arguments)
-        # counted and not done: nothing here survives a power failure, and most of the time would go there
-        return None if name == "fsync" else operation(self, *arguments)
-
-    return method
-
-
-for _name in OPERATIONS:
-    setattr(FaultyDisk, _name, _counted(_name))
-
-
-def fail_with(number: int):
-    def fault(disk: FaultyDisk, name: str, arguments: tuple) -> None:
-        if name == "close":  # what the kernel closes it closes, whatever it reports
-            Disk.close(disk, *arguments)
-        raise OSError(number, os.strerror(number))
-
-    return fault
-
-
-def kill(disk: FaultyDisk, name: str, arguments: tuple) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def interrupt(disk: FaultyDisk, name: str, arguments: tuple) -> None:
-    if name == "close":
-        Disk.close(disk, *arguments)
-    raise KeyboardInterrupt
-
-
-def tear_and_kill(disk: FaultyDisk, name: str, arguments: tuple) -> None:
-    if name == "pwrite":
-        descriptor, data, offset = arguments
-        Disk.pwrite(disk, descriptor, memoryview(data)[: len(data) // 2], offset)
-    kill(disk, name, arguments)
 
 
 def components(seed: int) -> dict[str, Encoded]:

@@ -162,8 +162,9 @@ def test_a_branch_and_a_pruner_that_meet_anywhere_do_not_both_succeed(tmp_path, 
         path, disk, results = tmp_path / f"store-{at}", FaultyDisk(), {}
         store = started(path, disk)
 
-        def meet(disk, name, arguments, path=path, results=results):
+        def meet(operation, path=path, results=results):
             results[inner] = attempt(lambda: inner(StoreFiles.open(path)))
+            return operation.perform()
 
         with store.claim(RUN):
             disk.arm(meet, at=at)

@@ -1,18 +1,24 @@
 """A rollback whose disk fails, or whose process is killed, at any of its operations is done again by the next start."""
 
 import contextlib
+import errno
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
 
 import pytest
+from background_helpers import GatedDisk
 from crash_helpers import FaultyDisk, fail_with, in_child, kill, tear_and_kill
 from rollback_loops import POLICY, Objects, train
+from scipy import stats
 
 import simckpt
 from simckpt.comparison import fingerprint
-from simckpt.errors import RolledBack, SimckptError
+from simckpt.errors import RolledBack, SimckptError, StorageError
+from simckpt.policies import Reseed, RollbackPolicy
 from simckpt.storage import durable
 
 START, UNTIL = 120, 150  # a checkpoint shortly before the rollback, and a step after it
@@ -41,7 +47,11 @@ def line(path: Path) -> list[tuple[str, int, str]]:
 
 
 def roll_back(path: Path, disk: FaultyDisk, fault=None, at: int = 0) -> None:
-    """Goes on until the rollback; the disk is armed once the policy has decided."""
+    """Goes on until the rollback; the disk is armed once the policy has decided.
+
+    Where the rollback fails, the live objects must be as they were.
+    """
+    live: list[tuple[Objects, dict]] = []
 
     def arm(components: object, level: int) -> None:
         disk.arm(fault, at=at)
@@ -49,7 +59,18 @@ def roll_back(path: Path, disk: FaultyDisk, fault=None, at: int = 0) -> None:
     policy = replace(POLICY, changes=POLICY.levels[0] & simckpt.Call(arm))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(durable, "Disk", lambda: disk)
-        train(simckpt.Store(path), policy=policy, background=None)
+        try:
+            train(
+                simckpt.Store(path),
+                policy=policy,
+                background=None,
+                seen=lambda _, objects: live.append((objects, objects.bits())),
+            )
+        except RolledBack:
+            raise
+        except SimckptError:
+            assert live[-1][0].bits() == live[-1][1]
+            raise
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +119,53 @@ def test_a_kill_at_any_operation_leaves_the_head_or_the_rollback(before, undistu
         shutil.rmtree(path)
     assert set(heads) == {"save", "rollback"}
     assert heads == sorted(heads, reverse=True), "once it is committed it stays so"
+
+
+def go_back_without(path: Path, take_away: Callable[[], None], policy: RollbackPolicy) -> None:
+    """Rolls back in a store that is taken away before; checks the error, and that the live objects are as they were."""
+    live: list[tuple[Objects, dict]] = []
+
+    def seen(checkpointer: simckpt.Checkpointer, objects: Objects) -> None:
+        if objects.loop.step == 130:
+            checkpointer.wait()
+            take_away()
+        live.append((objects, objects.bits()))
+
+    with pytest.raises(StorageError) as caught:
+        train(simckpt.Store(path), policy=policy, seen=seen)
+    objects, bits = live[-1]
+    assert objects.loop.step == 140
+    assert objects.bits() == bits
+    assert "denied" in str(caught.value) or "Read-only" in str(caught.value)
+    assert "was going back from step 140: eval/return fell" in caught.value.__notes__[0]
+
+
+@pytest.mark.filterwarnings("ignore::simckpt.UpkeepWarning", "ignore::simckpt.SaveFailedWarning")
+@pytest.mark.parametrize(("number", "changes"), [(errno.EROFS, Reseed()), (errno.EACCES, POLICY.levels[0])])
+def test_a_store_that_has_become_read_only_is_told_and_nothing_is_lost(
+    before, undisturbed, tmp_path, monkeypatch, number: int, changes
+) -> None:
+    shutil.copytree(before, tmp_path / "s")
+    disk = GatedDisk()
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "Disk", lambda: disk)
+
+        def take_away() -> None:
+            disk.broken = OSError(number, os.strerror(number))
+
+        go_back_without(tmp_path / "s", take_away, replace(POLICY, changes=changes))
+    check_goes_on(tmp_path / "s", undisturbed)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root can become another user")
+@pytest.mark.filterwarnings("ignore::simckpt.UpkeepWarning", "ignore::simckpt.SaveFailedWarning")
+def test_a_folder_without_permissions_is_told_and_nothing_is_lost(before, undisturbed, tmp_path) -> None:
+    shutil.copytree(before, tmp_path / "s")
+    # another user may not import what is root's
+    stats.ttest_ind([1.0, 2.0], [3.0, 4.0])
+
+    def as_nobody() -> None:
+        go_back_without(tmp_path / "s", lambda: os.seteuid(65534), POLICY)
+
+    assert in_child(as_nobody) == 0
+    check_goes_on(tmp_path / "s", undisturbed)

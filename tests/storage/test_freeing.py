@@ -76,6 +76,33 @@ def test_who_saves_is_not_guessed_when_it_cannot_be_looked_at(store, monkeypatch
     assert left_in(store) == []
 
 
+class OvertakenDisk(Disk):
+    """Beside a pruner that looked at the commits before the prune, and takes what it finds in the trash for used."""
+
+    overtakes = True
+
+    def unlink(self, path):
+        if self.overtakes and path.parent.name == "trash":
+            self.overtakes = False
+            path.rename(path.parent.parent / "segments" / f"{path.name[:32]}.h5")
+        super().unlink(path)
+
+
+def test_what_another_pruner_moves_back_with_an_older_look_is_freed_by_the_next(tmp_path):
+    store, log = new_store(tmp_path / "store", disk=OvertakenDisk()), Log()
+    with store.claim(RUN):
+        saved(store, log)
+        saved(store, Log())
+        (stays,) = store.index(RUN, 2).segments
+        assert len(segment_files(store)) == 2
+        store.prune(RUN, 1, "test")
+        assert len(segment_files(store)) == 2
+        assert len(left_in(store)) == 1  # the job, which another process would find
+        store.sweep()
+    assert segment_files(store) == {stays}
+    assert left_in(store) == []
+
+
 # the store that was copied while it was written
 
 
