@@ -1,0 +1,254 @@
+"""The archive of a store: the slow, cheap tier behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from simckpt.archive import contents, fetching, verifying
+from simckpt.archive.contents import Deed
+from simckpt.archive.mover import Mover
+from simckpt.archive.objects import Objects, Patience
+from simckpt.archive.passes import Moved, Pass
+from simckpt.archive.places import Place, parse_place
+from simckpt.archive.verifying import Verified
+from simckpt.errors import (
+    ArchiveDamagedError,
+    ArchiveUnavailableError,
+    CheckpointNotFoundError,
+    ConfigurationError,
+    ConflictError,
+    DamagedError,
+    StoreError,
+)
+from simckpt.policies import KeepAll, KeepPolicy
+from simckpt.storage import Claim, StoreFiles
+from simckpt.storage.archived import ArchiveRecord
+
+if TYPE_CHECKING:
+    from simckpt.checkpoint import Checkpoint
+
+KEEP_FETCHED = 86_400.0  # [s] that a checkpoint which came back stays on the disk
+
+
+class Archive:
+    """The archive of a store, made by `Store.archive`.
+
+    It holds a verified copy of every checkpoint that `move` has seen; a policy says which of them stay on the disk as
+    well. One that has left is listed like all others, and comes back by itself when it is read. As a context manager it
+    moves in the background, from the beginning of the block to its end.
+
+    Attributes:
+        url: where it is. Credentials are no part of it: they come from the environment and the usual files.
+
+    Args:
+        files: of the store.
+        url: of the archive; the one that the store knows if None.
+        policy: which checkpoints stay on the disk.
+        patience: how long to wait for the object store.
+        keep_fetched: how long a checkpoint that came back stays on the disk, whatever the policy says [s].
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        policy: KeepPolicy | None = None,
+        patience: Patience | None = None,
+        keep_fetched: float = KEEP_FETCHED,
+    ) -> None:
+        if policy is not None and not isinstance(policy, KeepPolicy):
+            raise ConfigurationError(f"policy is a policy such as simckpt.KeepLast(3), got {policy!r}", keys=["policy"])
+        self._files = files
+        self._policy = policy or KeepAll()
+        self._patience = patience
+        self._keep_fetched = keep_fetched
+        self._place = self._remembered(url)
+        self._objects: Objects | None = None
+        self._mover: Mover | None = None
+        self.url = str(self._place)
+
+    def __repr__(self) -> str:
+        return f"<Archive {self.url!r} of {str(self._files.path)!r}>"
+
+    def _remembered(self, url: str | os.PathLike[str] | None) -> Place:
+        place = None if url is None else parse_place(url)
+        try:
+            known = self._files.archive()
+        except StoreError:
+            if place is None:
+                raise
+            known = None
+        if place is None:
+            if known is None:
+                raise ConfigurationError(
+                    f"store {self._files.path} has no archive yet: name one, as in store.archive('s3://bucket/prefix')",
+                    keys=["url"],
+                )
+            return parse_place(known.url)
+        # the address of an archive that was reached before is replaced once the new one proves to be the same archive
+        if known is None or (known.id is None and known.url != str(place)):
+            self._files.write_archive(ArchiveRecord(None, str(place), time.time()))
+        return place
+
+    def _opened(self) -> Objects:
+        if self._objects is None:
+            known = self._files.archive()
+            # a disk that is not mounted must not become an empty archive
+            self._objects = Objects(self._place, self._patience, make=known is None or known.id is None)
+        return self._objects
+
+    def _deed(self, objects: Objects, *, write: bool) -> Deed:
+        """Returns whose the archive is, after a look whether it is this store's."""
+        known = self._files.archive()
+        deed = contents.read_deed(objects)
+        if deed is None and write and (known is None or known.id is None):
+            deed = contents.write_deed(objects, owner=self._files.id)
+        if deed is None and known is not None and known.id is None:
+            raise CheckpointNotFoundError(f"nothing was moved to {self.url} yet: call Archive.move")
+        if deed is None:
+            raise ArchiveUnavailableError(
+                f"there is no archive at {self.url}: is it mounted? Was it moved? Name its place by Store.archive(url)"
+            )
+        if deed.owner != self._files.id:
+            whose = "a place that runs are pushed to" if deed.owner is None else f"the archive of store {deed.owner}"
+            raise ConflictError(f"{self.url} is {whose}: give this store a place of its own")
+        if known is None or known.id not in (None, deed.id):
+            raise ConflictError(
+                f"{self.url} is another archive of this store ({deed.id}) than the one it knows: name its place by "
+                f"Store.archive(url)"
+            )
+        if (known.id, known.url) != (deed.id, self.url):
+            self._files.write_archive(replace(known, id=deed.id, url=self.url))
+        return deed
+
+    def move(self) -> Moved:
+        """Makes one pass: copies what is new, reads it back, evicts what the policy lets go, removes what was pruned.
+
+        A kill at any point loses nothing, and the next pass goes on from there.
+
+        Returns:
+            What was done, and what could not be done.
+
+        Raises:
+            ArchiveUnavailableError: the archive cannot be reached, or refuses; what is on the disk stays as it is.
+            RunLockedError: another process is moving checkpoints of this store.
+            ConflictError: the place is not this store's archive.
+            ConfigurationError: its object store cannot tell who comes first, so that commits there are not safe.
+        """
+        return self._pass(lambda: True)
+
+    def verify(self) -> Verified:
+        """Reads the whole archive back, and puts right what is damaged on one side from the other.
+
+        Raises:
+            ArchiveUnavailableError, RunLockedError, ConflictError: as `move`.
+        """
+        with self._files.claim_archive() as claim:
+            objects = self._opened()
+            objects.going_on = _beating(claim, lambda: True)
+            return verifying.verify(objects, self._files, self._deed(objects, write=False).id)
+
+    def _pass(self, going_on: Callable[[], bool]) -> Moved:
+        with self._files.claim_archive() as claim:
+            objects = self._opened()
+            objects.going_on = _beating(claim, going_on)
+            deed = self._deed(objects, write=True)
+            return Pass(
+                objects,
+                self._files,
+                deed.id,
+                policy=self._policy,
+                keep_fetched=self._keep_fetched,
+                going_on=objects.going_on,
+            ).run()
+
+    def fetch(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns the names of the files that were brought back: what of a checkpoint is missing here, or damaged.
+
+        Every byte is verified before it replaces anything.
+
+        Raises:
+            CheckpointNotFoundError: the archive does not have it.
+            ArchiveDamagedError, ArchiveUnavailableError: the copy is damaged, or cannot be reached.
+            StorageError: the disk refused.
+        """
+        return self.bring_back(checkpoint.run, checkpoint.seq)
+
+    def bring_back(self, run: str, seq: int) -> list[str]:
+        """Does what `fetch` does, for a commit number."""
+        objects = self._opened()
+        self._deed(objects, write=False)
+        brought = fetching.fetch(objects, self._files, run, seq)
+        if brought:
+            with contextlib.suppress(StoreError):
+                self._files.log_event(run, {"event": "fetched", "seq": seq, "files": brought, "archive": self.url})
+        return brought
+
+    def start(self, *, every: float = 5.0) -> None:
+        """Moves in the background from now on: what is new is looked for in short intervals.
+
+        An archive that cannot be reached is tried again with growing pauses; that is told once, by a warning and in the
+        logs of the runs, and training goes on.
+
+        Args:
+            every: between two looks [s].
+        """
+        if self._mover is None:
+            # a store of its own: what a store keeps in mind is not made for two threads
+            files = StoreFiles.open(self._files.path)
+            twin = Archive(
+                files, self.url, policy=self._policy, patience=self._patience, keep_fetched=self._keep_fetched
+            )
+            self._mover = Mover(files, twin._pass, every=every)
+            self._mover.start()
+
+    def stop(self, *, timeout: float = 60.0) -> None:
+        """Ends moving in the background; waits for the object under way, but no longer than `timeout` [s]."""
+        if self._mover is not None:
+            mover, self._mover = self._mover, None
+            mover.stop(timeout)
+
+    def __enter__(self) -> Archive:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _beating(claim: Claim, going_on: Callable[[], bool]) -> Callable[[], bool]:
+    """Returns what asks whether to go on, and tells other machines that this process lives: large objects take long."""
+
+    def beat() -> bool:
+        claim.beat()
+        return going_on()
+
+    return beat
+
+
+def bring_back(files: StoreFiles, run: str, seq: int, error: DamagedError | None = None) -> bool:
+    """Brings back what is damaged or evicted of a checkpoint; returns whether anything was brought.
+
+    Raises:
+        ArchiveUnavailableError, ArchiveDamagedError: the archive has a copy that does not help.
+    """
+    try:
+        return bool(Archive(files).bring_back(run, seq))
+    except ArchiveUnavailableError as unreachable:
+        told = f"commit {seq} of run {run!r} is not here" if error is None else str(error)
+        raise ArchiveUnavailableError(f"{told}; its copy cannot be brought back: {unreachable}") from None
+    except ArchiveDamagedError:
+        raise
+    except StoreError:
+        if seq in files.evicted(run):
+            raise
+        return False  # the archive does not have it, or is not this store's: what was damaged here is told

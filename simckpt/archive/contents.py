@@ -1,0 +1,162 @@
+"""Where things lie in an archive: the names of a store, so that a copy of an archive is a store; and what is there."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from simckpt.archive.objects import Objects, lost
+from simckpt.errors import ConflictError, DamagedError, FormatError
+from simckpt.storage import archived, names, sealed, segments
+from simckpt.storage.archived import ArchivedRecord, Copied
+from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord, parse_commit, parse_store
+from simckpt.storage.store_reader import COMMIT_FILE, STORE_FILE
+
+Record = CommitRecord | TombstoneRecord
+_CHECKPOINT = re.compile(r"runs/([^/]+)/checkpoints/([0-9]{8})/commit\.json")
+_MANIFEST = re.compile(r"runs/([^/]+)/archived/([0-9]{8})\.json")
+_SEGMENT = re.compile(r"segments/([0-9a-f]{32})\.h5")
+
+
+def file_object(run: str, seq: int, file: str) -> str:
+    """Returns the name of the object of a checkpoint's file."""
+    return f"runs/{run}/checkpoints/{names.sequence_name(seq)}/{file}"
+
+
+def manifest_object(run: str, seq: int) -> str:
+    """Returns the name of the object that says what belongs to a checkpoint: the first that is written of it."""
+    return f"runs/{run}/{archived.FOLDER}/{archived.file_name(seq)}"
+
+
+def segment_object(identity: str) -> str:
+    """Returns the name of the object of a segment."""
+    return f"{segments.FOLDER}/{segments.file_name(identity)}"
+
+
+@dataclass(frozen=True)
+class Deed:
+    """`store.json` of an archive: its identity, and whose it is.
+
+    Attributes:
+        id: of the archive.
+        owner: id of the store that moves its checkpoints there and alone removes any; None for a place to push to.
+    """
+
+    id: str
+    owner: str | None
+
+
+def read_deed(objects: Objects) -> Deed | None:
+    """Returns whose an archive is, or None if there is none yet; raises as `objects` and `records.parse_store` do."""
+    data = objects.read(STORE_FILE)
+    if data is None:
+        return None
+    path = f"{objects.place}/{STORE_FILE}"
+    try:
+        fields = sealed.unseal(data, "store", path=path)
+    except DamagedError:
+        raise lost(objects.place, STORE_FILE, "is damaged") from None
+    # a store that is somebody's folder of runs must not be taken for an archive and changed
+    if "archive_of" not in fields.content:
+        raise ConflictError(f"{objects.place} is a store and no archive: give another place")
+    return Deed(parse_store(data, path).id, fields.optional("archive_of", fields.id))
+
+
+def write_deed(objects: Objects, *, owner: str | None) -> Deed:
+    """Returns whose an archive is, once it is somebody's; whoever comes first has it.
+
+    Raises:
+        ConflictError: there are other things at that place.
+        ConfigurationError: the object store cannot tell who comes first.
+    """
+    deed = read_deed(objects)
+    if deed is not None:
+        return deed
+    foreign = [name for name in objects.list() if not name.startswith("tmp/")]
+    if foreign and STORE_FILE not in foreign:
+        raise ConflictError(f"{objects.place} is not empty ({foreign[0]}) and no archive: give a place of its own")
+    objects.check_exclusive()
+    record = StoreRecord(names.random_id(), time.time())
+    fields = {"id": record.id, "created": sealed.time_to_json(record.created), "archive_of": owner}
+    data = sealed.seal("store", {"requires": list(record.requires), **fields})
+    if objects.create(STORE_FILE, data) and objects.read(STORE_FILE) != data:
+        objects.put(STORE_FILE, data)
+    found = read_deed(objects)
+    if found is None:
+        raise lost(objects.place, STORE_FILE, "is gone again right after it was written")
+    return found
+
+
+@dataclass
+class Listing:
+    """What is in an archive, by one listing; kept up to date by those who write.
+
+    Attributes:
+        sizes: {name: size} [bytes].
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def commits(self, run: str) -> list[int]:
+        """Returns the numbers of the commits of a run."""
+        return self._numbers(_CHECKPOINT, run)
+
+    def manifests(self, run: str | None = None) -> list[tuple[str, int]]:
+        """Returns (run, number) of what was begun to be written, of one run or of all."""
+        found = [match for name in self.sizes if (match := _MANIFEST.fullmatch(name))]
+        return sorted((match[1], int(match[2])) for match in found if run in (None, match[1]))
+
+    def runs(self) -> list[str]:
+        """Returns the names of the runs."""
+        found = {name.split("/")[1] for name in self.sizes if name.startswith("runs/") and name.endswith("/run.json")}
+        return sorted(filter(names.is_run_name, found))
+
+    def segments(self) -> set[str]:
+        """Returns the ids of the segments."""
+        return {match[1] for name in self.sizes if (match := _SEGMENT.fullmatch(name))}
+
+    def has(self, name: str, copied: Copied) -> bool:
+        """Returns whether there is an object of that name and size."""
+        return self.sizes.get(name) == copied.size
+
+    def holds(self, run: str, record: ArchivedRecord) -> bool:
+        """Returns whether all that a record names is there, in its size."""
+        files = {file_object(run, record.seq, name): copied for name, copied in record.files.items()}
+        shared = {segment_object(identity): copied for identity, copied in record.segments.items()}
+        return all(self.has(name, copied) for name, copied in {**files, **shared}.items())
+
+    def _numbers(self, pattern: re.Pattern[str], run: str) -> list[int]:
+        found = [match for name in self.sizes if (match := pattern.fullmatch(name))]
+        return sorted(int(match[2]) for match in found if match[1] == run)
+
+
+def read_commit(objects: Objects, run: str, seq: int, *, run_id: str | None = None) -> tuple[Record, bytes] | None:
+    """Returns the record of a commit in an archive and its bytes, or None; raises ArchiveDamagedError if damaged."""
+    name = file_object(run, seq, COMMIT_FILE)
+    data = objects.read(name)
+    if data is None:
+        return None
+    try:
+        return parse_commit(data, f"{objects.place}/{name}", seq=seq, run_id=run_id), data
+    except DamagedError:
+        raise lost(objects.place, name, "is damaged") from None
+
+
+def read_manifest(objects: Objects, run: str, seq: int) -> ArchivedRecord | None:
+    """Returns what belongs to a checkpoint in an archive, or None; raises ArchiveDamagedError if that is damaged."""
+    name = manifest_object(run, seq)
+    data = objects.read(name)
+    if data is None:
+        return None
+    try:
+        return archived.parse_archived(data, f"{objects.place}/{name}", seq=seq)
+    except (DamagedError, FormatError):
+        raise lost(objects.place, name, "is damaged") from None
+
+
+def expected(record: ArchivedRecord, run: str) -> Mapping[str, Copied]:
+    """Returns {name: object} of all that belongs to an archived checkpoint but its manifest."""
+    files = {file_object(run, record.seq, name): copied for name, copied in record.files.items()}
+    return {segment_object(identity): copied for identity, copied in record.segments.items()} | files

@@ -1,0 +1,167 @@
+"""Brings one commit into an archive. The order is FORMAT.md's: claim, content, read back, and the commit last."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+
+from simckpt.archive import contents
+from simckpt.archive.contents import Listing
+from simckpt.archive.objects import Objects, lost
+from simckpt.errors import ArchiveDamagedError, CheckpointNotFoundError, ConflictError, DamagedError
+from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord
+from simckpt.storage.archived import ArchivedRecord, Copied
+from simckpt.storage.durable import CHUNK
+from simckpt.storage.index import INDEX_FILE
+from simckpt.storage.state_file import STATE_FILE
+from simckpt.storage.store_reader import COMMIT_FILE
+
+_FILES = (STATE_FILE, INDEX_FILE)
+
+
+class Uploads:
+    """Uploads commits of a store into an archive, each segment once.
+
+    Attributes:
+        nbytes: what was brought until now [bytes].
+
+    Args:
+        objects: of the archive.
+        files: of the store.
+        archive: id of the archive.
+        listing: what is in the archive; brought up to date.
+    """
+
+    def __init__(self, objects: Objects, files: StoreFiles, archive: str, listing: Listing) -> None:
+        self._objects = objects
+        self._files = files
+        self._archive = archive
+        self._listing = listing
+        self._verified: dict[str, Copied] = {}
+        self.nbytes = 0
+
+    def trust(self, record: ArchivedRecord) -> None:
+        """Takes the segments of an archived checkpoint for good, whose copies were read back when it was moved."""
+        for identity, copied in record.segments.items():
+            if self._listing.has(contents.segment_object(identity), copied):
+                self._verified[identity] = copied
+
+    def upload(self, run: str, seq: int) -> ArchivedRecord:
+        """Returns what the archive holds of a checkpoint, now that all of it is there and was read back.
+
+        Raises:
+            CheckpointNotFoundError: it was pruned.
+            DamagedError: it is damaged here, and so was not moved; SegmentMissingError if segments are gone.
+            ArchiveDamagedError: the archive does not give back what was written.
+            ConflictError: somebody else has written a commit of this number.
+            ArchiveUnavailableError: the archive cannot be reached; the next try goes on from here.
+        """
+        try:
+            record = self._describe(run, seq)
+            self._claim(run, record)
+            for identity, copied in record.segments.items():
+                if identity not in self._verified:
+                    name = contents.segment_object(identity)
+                    self._bring(name, self._files.segment_file(identity), copied)
+                    self._verified[identity] = copied
+            paths = self._files.files_of(run, seq)
+            for file in _FILES:
+                self._bring(contents.file_object(run, seq, file), paths[file], record.files[file])
+        except FileNotFoundError as error:
+            self._files.segment_ids(run, seq)  # pruned meanwhile, or evicted by somebody else
+            raise DamagedError(
+                f"files of checkpoint {seq} of run {run!r} are gone", path=self._files.files_of(run, seq)[STATE_FILE]
+            ) from error
+        if self._objects.read(contents.manifest_object(run, seq)) != record.to_bytes():
+            raise lost(self._objects.place, contents.manifest_object(run, seq), "is not what was written there")
+        self.commit(run, seq)
+        return record
+
+    def _describe(self, run: str, seq: int) -> ArchivedRecord:
+        """Returns what is to be uploaded, every byte of it verified that this process has not yet uploaded."""
+        index = self._files.verify(run, seq, besides=self._verified)
+        paths = self._files.files_of(run, seq)
+        segments = {
+            identity: self._verified.get(identity) or describe(self._files.segment_file(identity))
+            for identity in index.segments
+        }
+        _, data = self._files.record_bytes(run, seq)
+        files = {file: describe(paths[file]) for file in _FILES} | {COMMIT_FILE: describe(data)}
+        commit = index.commit
+        return ArchivedRecord(commit.id, commit.run, seq, self._archive, files, segments)
+
+    def _claim(self, run: str, record: ArchivedRecord) -> None:
+        """Writes the manifest, which gives this checkpoint alone the right to the names of its number."""
+        name, data = contents.manifest_object(run, record.seq), record.to_bytes()
+        if not self._objects.create(name, data):
+            self._check_ours(run, record.seq, record.checkpoint)
+            self._objects.put(name, data)
+        if self._objects.read(name) != data:
+            self._objects.put(name, data)
+        self._listing.sizes[name] = len(data)
+
+    def _check_ours(self, run: str, seq: int, checkpoint: str) -> None:
+        """Raises ConflictError if the archive has another checkpoint of that number, as far as that can be read."""
+        for read in (contents.read_manifest, contents.read_commit):
+            with contextlib.suppress(ArchiveDamagedError):  # what is damaged there is replaced by what is good here
+                found = read(self._objects, run, seq)
+                theirs = found.checkpoint if isinstance(found, ArchivedRecord) else found and found[0].id
+                if theirs is not None and theirs != checkpoint:
+                    raise _conflict(run, seq, checkpoint, theirs)
+
+    def _bring(self, name: str, source: Path, copied: Copied) -> None:
+        """Sees to it that an object has the bytes of a file: uploads it, unless it is there, and reads it back."""
+        if self._listing.has(name, copied) and self._objects.digest(name, copied.size) == copied:
+            return
+        for _ in range(2):
+            self._objects.put(name, source)
+            if self._objects.digest(name, copied.size) == copied:
+                self._listing.sizes[name] = copied.size
+                self.nbytes += copied.size
+                return
+        raise lost(self._objects.place, name, "is not what was written there, twice")
+
+    def commit(self, run: str, seq: int) -> None:
+        """Writes the record of a commit, or of one that was pruned, whose content is there; raises as `upload`."""
+        record, data = self._files.record_bytes(run, seq)
+        name = contents.file_object(run, seq, COMMIT_FILE)
+        for _ in range(2):
+            if not self._objects.create(name, data):
+                self._check_ours(run, seq, record.id)
+                if isinstance(record, CommitRecord) and self._is_pruned(run, seq):
+                    raise CheckpointNotFoundError(f"checkpoint {record.id} of run {run!r} was pruned in the archive")
+                # damaged, or the same commit in other words, such as those of an earlier version
+                self._objects.put(name, data)
+            if self._objects.read(name) == data:
+                self._listing.sizes[name] = len(data)
+                self.nbytes += len(data)
+                return
+        raise lost(self._objects.place, name, "is not what was written there, twice")
+
+    def _is_pruned(self, run: str, seq: int) -> bool:
+        with contextlib.suppress(ArchiveDamagedError):
+            found = contents.read_commit(self._objects, run, seq)
+            return found is not None and isinstance(found[0], TombstoneRecord)
+        return False
+
+
+def describe(source: Path | bytes) -> Copied:
+    """Returns size and digest of a file or of bytes; raises FileNotFoundError or SegmentMissingError if it is gone."""
+    hasher = hashlib.sha256()
+    if isinstance(source, bytes):
+        hasher.update(source)
+        return Copied(len(source), f"sha256:{hasher.hexdigest()}")
+    size = 0
+    with source.open("rb", buffering=0) as file:
+        while data := file.read(CHUNK):
+            hasher.update(data)
+            size += len(data)
+    return Copied(size, f"sha256:{hasher.hexdigest()}")
+
+
+def _conflict(run: str, seq: int, ours: str, theirs: str) -> ConflictError:
+    return ConflictError(
+        f"commit {seq} of run {run!r} is checkpoint {ours} here and {theirs} in the archive: both sides have written "
+        f"since they parted. Nothing was changed; branch from one of the two under another name to keep both"
+    )

@@ -1,0 +1,92 @@
+"""Reads a whole archive back, and puts right what one side has good and the other does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from simckpt.archive import contents, fetching
+from simckpt.archive.objects import Objects
+from simckpt.archive.run_objects import verify_run
+from simckpt.errors import ArchiveDamagedError, DamagedError
+from simckpt.storage import CommitRecord, StoreFiles
+from simckpt.storage.archived import ArchivedRecord, Copied
+
+
+@dataclass
+class Verified:
+    """What was found when a whole archive was read back.
+
+    Attributes:
+        objects: how many were read, of the content of checkpoints.
+        repaired: what was damaged on one side, and was put right from the other.
+        damaged: what is damaged in the archive, and not here to put it right.
+    """
+
+    objects: int = 0
+    repaired: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+def verify(objects: Objects, files: StoreFiles, archive: str) -> Verified:
+    """Returns what was found in the archive of a store; whoever calls holds the claim on it.
+
+    Raises:
+        ArchiveUnavailableError: the archive cannot be reached.
+        StorageError: the disk refused.
+    """
+    found, seen = Verified(), dict[str, bool]()
+    for run in files.runs():
+        found.repaired.extend(f"{name} in the archive" for name in verify_run(objects, files, run))
+        records = {record.seq: record for record in files.records(run, damaged={})}
+        for seq, noted in files.archived(run).items():
+            if noted.archive != archive or not isinstance(records.get(seq), CommitRecord | None):
+                continue
+            _verify_there(objects, files, run, noted, found, seen)
+            if seq not in files.evicted(run):
+                _verify_here(objects, files, run, seq, found)
+    found.objects = len(seen)
+    return found
+
+
+def _verify_there(
+    objects: Objects, files: StoreFiles, run: str, record: ArchivedRecord, found: Verified, seen: dict[str, bool]
+) -> None:
+    manifest = contents.manifest_object(run, record.seq)
+    if objects.read(manifest) != record.to_bytes():
+        objects.put(manifest, record.to_bytes())
+        found.repaired.append(f"{manifest} in the archive")
+    places = {
+        contents.file_object(run, record.seq, name): path for name, path in files.files_of(run, record.seq).items()
+    }
+    places |= {contents.segment_object(each): files.segment_file(each) for each in record.segments}
+    for name, copied in contents.expected(record, run).items():
+        if name in seen:
+            continue
+        seen[name] = objects.digest(name, copied.size) == copied
+        if not seen[name]:
+            seen[name] = _write_again(objects, name, places[name], copied)
+            (found.repaired if seen[name] else found.damaged).append(f"{name} in the archive")
+
+
+def _write_again(objects: Objects, name: str, path: Path, copied: Copied) -> bool:
+    if not fetching.is_here(path, copied):
+        return False
+    try:
+        objects.put(name, path)
+    except FileNotFoundError:
+        return False
+    return objects.digest(name, copied.size) == copied
+
+
+def _verify_here(objects: Objects, files: StoreFiles, run: str, seq: int, found: Verified) -> None:
+    try:
+        files.verify(run, seq)
+    except DamagedError:
+        try:
+            brought = fetching.fetch(objects, files, run, seq)
+            files.verify(run, seq)
+        except (DamagedError, ArchiveDamagedError) as error:
+            found.damaged.append(str(error))
+        else:
+            found.repaired.extend(f"{name} of commit {seq} of run {run!r} here" for name in brought)

@@ -1,0 +1,189 @@
+"""Damage on one side is put right from the other; damage on both is told."""
+
+import shutil
+
+import pytest
+from archive_helpers import RUN, archive, assert_restores, filled, kept_aside
+from storage_helpers import snapshot
+
+import simckpt
+from simckpt.errors import ArchiveDamagedError, DamagedError
+from simckpt.storage import StoreFiles
+
+CHECKPOINT = f"runs/{RUN}/checkpoints/00000002"
+
+
+def flip(path, at: int = -7) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def a_segment(files: StoreFiles, seq: int = 2) -> str:
+    """A segment that this checkpoint uses and those before it do not."""
+    before = files.segment_ids(RUN, seq - 1)
+    (own,) = files.segment_ids(RUN, seq) - before
+    return f"segments/{own}.h5"
+
+
+@pytest.fixture
+def files(tmp_path):
+    files, _ = filled(tmp_path / "store", 3)
+    archive(files, tmp_path / "archive", 3).move()
+    return files
+
+
+@pytest.mark.parametrize("what", ["state.h5", "leaves.json", "segment"])
+@pytest.mark.parametrize("how", ["flipped", "gone", "empty"])
+def test_what_is_damaged_here_is_replaced_by_the_good_copy(files, what, how):
+    before = kept_aside(files)
+    path = files.path / (a_segment(files) if what == "segment" else f"{CHECKPOINT}/{what}")
+    if how == "flipped":
+        # a byte of a leaf: others are not read by a restore
+        leaves = [leaf for leaf in files.index(RUN, 2) if leaf.path == "agent/weights"]
+        places = {"state.h5": leaves[0].offset, "leaves.json": -7}
+        flip(path, places.get(what, next(iter(files.index(RUN, 2).leaves["replay/rewards"].pieces)).offset))
+    elif how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+    store = simckpt.Store(files.path)
+    assert_restores(store.files, 2)
+    assert kept_aside(files) == before
+    assert [event["event"] for event in files.events(RUN)][-1] == "fetched"
+
+
+def test_a_damaged_commit_record_is_fetched_too(files):
+    before = kept_aside(files)
+    flip(files.path / f"{CHECKPOINT}/commit.json")
+    assert_restores(simckpt.Store(files.path).files, 2)
+    assert kept_aside(files) == before
+
+
+@pytest.mark.parametrize("what", ["state.h5", "segment"])
+def test_damage_on_both_sides_is_told_and_changes_nothing(files, tmp_path, what):
+    name = a_segment(files) if what == "segment" else f"{CHECKPOINT}/{what}"
+    for side in (files.path, tmp_path / "archive"):
+        (side / name).write_bytes(b"not what it was")
+    before = kept_aside(files)
+    with pytest.raises(ArchiveDamagedError):
+        simckpt.Store(files.path).files.read(RUN, 2)
+    assert kept_aside(files) == before
+    assert list((files.path / "tmp").iterdir()) == []
+
+
+def test_damage_where_there_is_no_copy_is_told_as_before(tmp_path):
+    files, _ = filled(tmp_path / "store", 1)
+    archive(files, tmp_path / "archive")  # known, but nothing was moved yet
+    (files.path / f"runs/{RUN}/checkpoints/00000001/state.h5").write_bytes(b"")
+    with pytest.raises(DamagedError) as caught:
+        simckpt.Store(files.path).files.read(RUN, 1)
+    assert not isinstance(caught.value, ArchiveDamagedError)
+
+
+@pytest.mark.parametrize("name", ["state.h5", "commit.json", "segment", "manifest"])
+@pytest.mark.parametrize("how", ["flipped", "gone"])
+def test_a_damaged_copy_with_a_good_file_here_is_written_again(files, tmp_path, name, how):
+    place = {
+        "segment": a_segment(files),
+        "manifest": f"runs/{RUN}/archived/00000002.json",
+    }.get(name, f"{CHECKPOINT}/{name}")
+    there = tmp_path / "archive" / place
+    good = there.read_bytes()
+    if how == "flipped":
+        flip(there)
+    else:
+        there.unlink()
+    verified = archive(files, tmp_path / "archive", 3).verify()
+    assert verified.damaged == []
+    assert len(verified.repaired) == 1
+    assert there.read_bytes() == good
+    assert archive(files, tmp_path / "archive", 3).verify().repaired == []
+
+
+def test_a_copy_that_is_gone_is_written_again_by_the_next_pass(files, tmp_path):
+    there = tmp_path / "archive" / CHECKPOINT / "state.h5"
+    good = there.read_bytes()
+    there.unlink()
+    moved = archive(files, tmp_path / "archive", 3).move()
+    assert len(moved.archived) == 1
+    assert there.read_bytes() == good
+
+
+def test_a_damaged_copy_without_a_file_here_is_told(files, tmp_path):
+    archive(files, tmp_path / "archive", 1).move()
+    flip(tmp_path / "archive" / CHECKPOINT / "state.h5")
+    verified = archive(files, tmp_path / "archive", 1).verify()
+    assert verified.damaged == [f"{CHECKPOINT}/state.h5 in the archive"]
+    with pytest.raises(ArchiveDamagedError, match=r"state\.h5"):
+        simckpt.Store(files.path).files.read(RUN, 2)
+
+
+def test_an_evicted_checkpoint_whose_copy_is_gone_is_told(files, tmp_path):
+    archive(files, tmp_path / "archive", 1).move()
+    (tmp_path / "archive" / CHECKPOINT / "state.h5").unlink()
+    (problem,) = archive(files, tmp_path / "archive", 1).move().problems
+    assert "neither here nor whole" in problem
+    with pytest.raises(ArchiveDamagedError):
+        simckpt.Store(files.path).files.read(RUN, 2)
+
+
+def test_verify_also_puts_right_what_is_damaged_here(files, tmp_path):
+    before = kept_aside(files)
+    flip(files.path / f"{CHECKPOINT}/state.h5")
+    verified = archive(files, tmp_path / "archive", 3).verify()
+    assert verified.damaged == []
+    assert kept_aside(files) == before
+
+
+def test_a_damaged_note_of_an_archived_checkpoint_is_written_anew(files, tmp_path):
+    noted = files.path / f"runs/{RUN}/archived/00000002.json"
+    good = noted.read_bytes()
+    flip(noted)
+    archive(files, tmp_path / "archive", 3).move()
+    assert noted.read_bytes() == good
+
+
+def test_a_damaged_note_of_an_evicted_checkpoint_does_not_lose_it(files, tmp_path):
+    archive(files, tmp_path / "archive", 1).move()
+    noted = files.path / f"runs/{RUN}/archived/00000002.json"
+    good = noted.read_bytes()
+    flip(noted)
+    assert_restores(simckpt.Store(files.path).files, 2)
+    (files.path / CHECKPOINT / "state.h5").unlink()
+    moved = archive(files, tmp_path / "archive", 1).move()
+    assert (moved.evicted, moved.problems) == ([], [])
+    assert noted.read_bytes() == good
+    assert_restores(simckpt.Store(files.path).files, 2)
+
+
+def test_a_repair_takes_the_copy_and_puts_nothing_into_quarantine(files):
+    before = kept_aside(files)
+    flip(files.path / f"{CHECKPOINT}/state.h5")
+    rows = next(iter(files.index(RUN, 3).leaves["replay/rewards"].pieces))
+    flip(files.path / "segments" / f"{rows.segment}.h5", rows.offset)
+    store = simckpt.Store(files.path)
+    repaired = store.repair()
+    assert kept_aside(files) == before
+    assert {action.text for action in repaired.actions} == {"comes back from the archive"}
+    assert not (files.path / "quarantine").exists()
+    assert not store.check().damage
+
+
+def test_a_check_does_not_take_an_evicted_checkpoint_for_damaged(files, tmp_path):
+    archive(files, tmp_path / "archive", 1).move()
+    report = simckpt.Store(files.path).check()
+    assert files.evicted(RUN) == {1, 2}
+    assert not report.damage
+
+
+def test_what_a_repair_puts_into_quarantine_stays_in_the_archive(files, tmp_path):
+    there = {name: data for name, data in snapshot(tmp_path / "archive").items() if "00000002" in name}
+    (files.path / f"{CHECKPOINT}/state.h5").write_bytes(b"")
+    (tmp_path / "archive").rename(tmp_path / "away")  # for the moment it cannot be reached
+    simckpt.Store(files.path).repair()
+    assert b"tombstone" in (files.path / f"{CHECKPOINT}/commit.json").read_bytes()
+    shutil.rmtree(tmp_path / "archive", ignore_errors=True)
+    (tmp_path / "away").rename(tmp_path / "archive")
+    archive(files, tmp_path / "archive", 3).move()
+    assert {name: data for name, data in snapshot(tmp_path / "archive").items() if "00000002" in name} == there
