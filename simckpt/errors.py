@@ -25,6 +25,7 @@
         ├── DamagedError             (ValueError)  bytes differ from their digest, or are missing
         │   ├── SegmentMissingError                files of shared rows are gone
         │   └── ArchiveDamagedError                the copy in the archive is damaged or gone
+        ├── ArchiveNotNamedError  (PermissionError)  a store names an archive, and its user has not named it
         ├── ArchiveUnavailableError  (ConnectionError)  the archive cannot be reached, or refuses; nothing was lost
         ├── ConflictError                          another writer committed first
         ├── RunLockedError                         another process is writing this run
@@ -299,6 +300,10 @@ class SegmentMissingError(DamagedError):
 
 class ArchiveDamagedError(DamagedError):
     """What an archive holds of a checkpoint is damaged or gone; files of the store are as they were."""
+
+
+class ArchiveNotNamedError(StoreError, PermissionError):
+    """A store says where its archive is, and nobody has named that place to simckpt here: it is not reached for."""
 
 
 class ArchiveUnavailableError(StoreError, ConnectionError):

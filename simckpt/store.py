@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import platform
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simckpt import provenance, query
-from simckpt.catalog import Catalog, Contents
+from simckpt.catalog import Catalog
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConflictError, DamagedError, NotAStoreError, StoreError
-from simckpt.run import Run, abandoned_ids, ancestry
-from simckpt.storage import CommitRecord, Leftovers, RunRecord, StoreFiles
+from simckpt.listing import RunContents, listed, matching
+from simckpt.run import Run
+from simckpt.storage import Leftovers, RunRecord, StoreFiles
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ class Store:
                 except StoreError as error:
                     found.append(RunContents(name, None, [], ((None, error),)))
                     continue
-                found.append(_listed(self.files, run, contents, abandoned=abandoned))
+                found.append(listed(self.files, run, contents, abandoned=abandoned))
         return sorted(found, key=lambda each: (math.inf if each.run is None else each.run.created, each.name))
 
     def checkpoints(
@@ -203,7 +202,7 @@ class Store:
                     raise error
                 damaged[contents.name, seq] = error
             found += contents.checkpoints
-        return found if where is None or wanted is None else _matching(where, wanted, found, damaged)
+        return found if where is None or wanted is None else matching(where, wanted, found, damaged)
 
     def import_checkpoint(self, source: Checkpoint | str | os.PathLike[str], *, run: str | None = None) -> Checkpoint:
         """Returns the copy of a checkpoint of another store, as the first of a run of its own; made unless it is there.
@@ -260,11 +259,13 @@ class Store:
 
         Args:
             url: `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///folder` or the path of a
-                folder, for this store alone; the one that the store knows if None.
+                folder, for this store alone; the one that the store knows if None, which you must have named
+                once: a store from somebody else could name any place.
             policy: which checkpoints stay on the disk as well, such as `simckpt.KeepLast(3)`; all of them if None.
 
         Raises:
             ConfigurationError: no address is known, or one with secrets in it; or obstore is not installed.
+            ArchiveNotNamedError: you have never named the place that the store knows.
             DamagedError, FormatError: the record of the address cannot be trusted: give it again.
             StorageError: the disk refused.
         """
@@ -391,92 +392,6 @@ class Store:
             listing = " ".join(repr(checkpoint) for checkpoint in found)
             raise CheckpointNotFoundError(f"store {self.path} has {count} {prefix} {listing}".rstrip())
         return found[0]
-
-
-@dataclass(frozen=True)
-class RunContents:
-    """What one run holds.
-
-    Attributes:
-        name: of the run.
-        run: the run, to read, or None if its record is damaged.
-        checkpoints: in the order of commits.
-        damaged: (commit number, error) of what cannot be read of its checkpoints; None for the number stands for the
-            run's own record.
-        abandoned: ids of those of the checkpoints that a rollback left behind.
-    """
-
-    name: str
-    run: Run | None
-    checkpoints: list[Checkpoint]
-    damaged: tuple[tuple[int | None, StoreError], ...]
-    abandoned: frozenset[str] = frozenset()
-
-
-def _listed(files: StoreFiles, run: Run, contents: Contents, *, abandoned: bool) -> RunContents:
-    records = contents.records if abandoned else ancestry(contents.records)
-    evicted = functools.cache(lambda: files.evicted(run.name))
-    checkpoints = [
-        Checkpoint(files, run.name, record, marks=lambda: contents.marks, evicted=evicted)
-        for record in records
-        if isinstance(record, CommitRecord)
-    ]
-    damaged: list[tuple[int | None, StoreError]] = [*contents.damaged.items()]
-    damaged += [
-        (checkpoint.seq, contents.damaged_marks[checkpoint.id])
-        for checkpoint in checkpoints
-        if checkpoint.id in contents.damaged_marks
-    ]
-    left = abandoned_ids(contents.records, origin=run.record.origin)
-    return RunContents(run.name, run, checkpoints, tuple(damaged), left)
-
-
-def _matching(
-    where: str,
-    wanted: query.Query,
-    checkpoints: list[Checkpoint],
-    damaged: dict[tuple[str, int | None], StoreError] | None,
-) -> list[Checkpoint]:
-    """Returns the checkpoints that meet a condition; a short name is a metric's if any of them has that metric."""
-    names = {condition.name for condition in query.conditions(wanted)} - query.FIELDS.keys()
-    metrics = {name for checkpoint in checkpoints for name in checkpoint.metrics}
-    meaning = {name: f"metrics.{name}" if name in metrics else query.full_name(name) for name in names}
-    asked = {meaning.get(condition.name, condition.name) for condition in query.conditions(wanted)}
-    needs_starts = any(map(query.is_of_start, asked)) or not names <= metrics
-    starts = {(each.run, each.start): each for each in reversed(checkpoints)} if needs_starts else {}
-    unreadable = _unreadable(starts.values(), damaged)
-    if checkpoints and not names <= metrics:
-        readable = [each for key, each in starts.items() if key not in unreadable]
-        hyperparameters = {name for each in readable for name in query.dotted(each.hyperparameters)}
-        if unreadable:
-            # nobody knows what they call theirs
-            hyperparameters |= {name for name in names if query.is_of_start(meaning[name])}
-            hyperparameters |= {name.removeprefix("hyperparameters.") for name in hyperparameters}
-        packages = {name for checkpoint in checkpoints for name in checkpoint.versions}
-        query.check_names(where, wanted, metrics, hyperparameters, packages)
-
-    def fact(checkpoint: Checkpoint, name: str) -> Any:
-        full = meaning.get(name, name)
-        lost = (checkpoint.run, checkpoint.start) in unreadable and query.is_of_start(full)
-        return None if lost else checkpoint.fact(full)
-
-    return [each for each in checkpoints if wanted.matches(functools.partial(fact, each))]
-
-
-def _unreadable(
-    checkpoints: Iterable[Checkpoint], damaged: dict[tuple[str, int | None], StoreError] | None
-) -> set[tuple[str, str | None]]:
-    """Returns (run, start) of those whose start cannot be read; without `damaged` the first error is raised."""
-    found = set()
-    for checkpoint in checkpoints:
-        try:
-            _ = checkpoint.hyperparameters
-        except StoreError as error:
-            if damaged is None:
-                raise
-            damaged.setdefault((checkpoint.run, checkpoint.seq), error)
-            found.add((checkpoint.run, checkpoint.start))
-    return found
 
 
 def _backed(files: StoreFiles) -> StoreFiles:

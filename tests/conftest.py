@@ -14,9 +14,10 @@ os.environ.setdefault("MUJOCO_GL", "egl" if ctypes.util.find_library("EGL") else
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalogs of stores go to a folder of the tests' own, those of child processes as well."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What simckpt keeps for a user goes to folders of the tests' own, that of child processes as well."""
+    for name in ("cache", "config"):
+        monkeypatch.setenv(f"XDG_{name.upper()}_HOME", str(tmp_path_factory.getbasetemp() / name))
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ LAYERS = [
         "suggest",
         "presentation",
         "catalog",
+        "listing",
         "query",
     },
     {

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from simckpt.archive import contents, fetching, verifying
+from simckpt.archive import contents, fetching, naming, verifying
 from simckpt.archive.contents import Deed
 from simckpt.archive.mover import Mover
 from simckpt.archive.objects import Objects, Patience
@@ -19,6 +19,7 @@ from simckpt.archive.places import Place, parse_place
 from simckpt.archive.verifying import Verified
 from simckpt.errors import (
     ArchiveDamagedError,
+    ArchiveNotNamedError,
     ArchiveUnavailableError,
     CheckpointNotFoundError,
     ConfigurationError,
@@ -48,7 +49,7 @@ class Archive:
 
     Args:
         files: of the store.
-        url: of the archive; the one that the store knows if None.
+        url: of the archive; if None the one that the store knows, which this user must have named before.
         policy: which checkpoints stay on the disk.
         patience: how long to wait for the object store.
         keep_fetched: how long a checkpoint that came back stays on the disk, whatever the policy says [s].
@@ -91,11 +92,21 @@ class Archive:
                     f"store {self._files.path} has no archive yet: name one, as in store.archive('s3://bucket/prefix')",
                     keys=["url"],
                 )
-            return parse_place(known.url)
+            return self._named(parse_place(known.url))
+        naming.note_named(self._files.id, place)
         # the address of an archive that was reached before is replaced once the new one proves to be the same archive
         if known is None or (known.id is None and known.url != str(place)):
             self._files.write_archive(ArchiveRecord(None, str(place), time.time()))
         return place
+
+    def _named(self, place: Place) -> Place:
+        if naming.was_named(self._files.id, place):
+            return place
+        raise ArchiveNotNamedError(
+            f"store {self._files.path} says that its archive is {str(place)!r}, which you have never named: a store "
+            f"from somebody else could send you anywhere. If you trust it, name it once, as in "
+            f"store.archive({str(place)!r}) or `simckpt fetch STORE CHECKPOINT --archive {place}`"
+        )
 
     def _opened(self) -> Objects:
         if self._objects is None:
@@ -251,4 +262,4 @@ def bring_back(files: StoreFiles, run: str, seq: int, error: DamagedError | None
     except StoreError:
         if seq in files.evicted(run):
             raise
-        return False  # the archive does not have it, or is not this store's: what was damaged here is told
+        return False  # the archive does not have it, is not this store's or not to be trusted: the damage here is told

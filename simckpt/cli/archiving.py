@@ -68,7 +68,13 @@ def archive(
 
 
 @app.command("fetch")
-def fetch(store: StorePath, checkpoint: Address) -> None:
+def fetch(
+    store: StorePath,
+    checkpoint: Address,
+    archive: Annotated[
+        str | None, typer.Option(metavar="URL", help="The archive, where you have never named it before.")
+    ] = None,
+) -> None:
     """Bring CHECKPOINT back from the archive of STORE, with every byte verified; also what is damaged here.
 
     Reading it would do that, too. It stays on the disk for a day at least.
@@ -76,7 +82,7 @@ def fetch(store: StorePath, checkpoint: Address) -> None:
     with readable_errors():
         opened = Store(store)
         found = opened.checkpoint(checkpoint)
-        brought = opened.archive().fetch(found)
+        brought = opened.archive(archive).fetch(found)
     print(f"{found!r}: {presentation.count(len(brought), 'file')} brought back" if brought else f"{found!r} is here")
 
 

@@ -25,8 +25,9 @@ from simckpt.cli.printing import (
 )
 from simckpt.comparison import Comparison, compare
 from simckpt.errors import StoreError
+from simckpt.listing import RunContents
 from simckpt.presentation import printable
-from simckpt.store import RunContents, Store
+from simckpt.store import Store
 
 
 @app.command("ls")

@@ -196,9 +196,10 @@ def trash(forge: Forge, outside: Path) -> None:
 def archive(forge: Forge, outside: Path) -> None:
     """The state is said to lie in an archive, which is a folder of somebody else."""
     (forge.root / STATE).unlink()
+    shutil.copy(forge.root / "store.json", outside / "store.json")
     (forge.root / "archive").mkdir()
     moment = {"utc": "", "unix": 1.8e9}
-    fields = {"format": "simckpt archive", "version": "0.3", "id": None, "url": str(outside), "created": moment}
+    fields = {"format": "simckpt archive", "version": "0.3", "id": None, "url": outside.as_uri(), "created": moment}
     forge.write(forge.root / "archive/archive.json", fields)
 
 
