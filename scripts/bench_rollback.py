@@ -12,7 +12,8 @@ of episodes per evaluation, over all these kinds and for the worst of them:
 Then come curves whose policy itself swings from evaluation to evaluation, which no rule can tell from a fall that
 lasts. The last table compares the targets: how many evaluations going back loses, and what the policy is truly worth
 there, where the curve rises for 40 evaluations and levels out, or rises to the end; and falls at once, or loses a
-quarter in the ten evaluations before it falls.
+quarter in the ten evaluations before it falls. Last come curves that stay where they are but for a single evaluation,
+whose returns all fall to 4 % or to half: patience is to be longer than that.
 
     python scripts/bench_rollback.py
 """
@@ -38,6 +39,7 @@ VARIATIONS = (0.1, 0.3, 0.5)
 EPISODES = (5, 10, 20)
 COLLAPSES = 4  # one in so many curves is made to collapse
 EARLIEST = 20  # [evaluations] before a collapse
+GLITCHES = (0.04, 0.5)  # what a single bad evaluation leaves of the return
 CERTAIN = -3.8  # no t statistic above it is significant at 5e-5, whatever its degrees of freedom
 MAX_FALSE, MIN_FOUND = 0.01, 0.95
 POLICY = RollbackPolicy("eval/return")
@@ -282,6 +284,7 @@ def main() -> None:
     print(f"{sum(verdicts)} of {len(verdicts)} cells pass")
     print_swings(rng, args.curves // 2)
     print_targets(rng, args.curves // 10)
+    print_glitches(rng, args.curves)
     print(f"{time.perf_counter() - began:.0f} s")
 
 
@@ -319,6 +322,29 @@ def print_targets(rng: np.random.Generator, count: int) -> None:
                     places += [int(decision.target)] if decision.target is not None else []
             shares = [f"{159 - np.median(each):>14.0f}{worth[each].mean():>8.2f}" for each in chosen.values()]
             print(f"{name + (', slow fall' if slide else ', sudden fall'):<24}" + "".join(shares), flush=True)
+
+
+def print_glitches(rng: np.random.Generator, count: int) -> None:
+    """Prints the share of curves that the policy rolls back for a single evaluation that has fallen; normal."""
+    print("\nrolled back for a single bad evaluation, which all windows of the policy's patience hold once:")
+    print(f"{'cv':>4} {'n':>3}" + "".join(f"{f'fallen to {left:.0%}':>16}" for left in GLITCHES))
+    for cv in VARIATIONS:
+        for episodes in EPISODES:
+            shares = []
+            for left in GLITCHES:
+                returns = normal(rng, cv, (count, EVALUATIONS, episodes))
+                at = rng.integers(EARLIEST, EVALUATIONS - POLICY.patience + 1, count)
+                returns[np.arange(count), at] *= left
+                shares.append(share_within(returns, at))
+            print(f"{cv:>4} {episodes:>3}" + "".join(f"{share:>16.2%}" for share in shares), flush=True)
+
+
+def share_within(returns: Array, at: NDArray[np.int64]) -> float:
+    """Returns the share of curves that the policy rolls back while one evaluation of theirs is under test."""
+    pairs = zip(returns, at, strict=True)
+    return float(
+        np.mean([any(policy_alarms(each, place + after) for after in range(POLICY.patience)) for each, place in pairs])
+    )
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from simckpt import state
+from simckpt.ancestry import ancestry, may_be_head
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import ConflictError, SegmentsKeptError, StoreError
 from simckpt.policies import CheckpointFacts, KeepAll, KeepPolicy, retain
-from simckpt.run import ancestry, may_be_head
 from simckpt.storage import CommitDraft, CommitRecord, LeafRecord, StoreFiles
 from simckpt.storage.preparing import Prepared
 from simckpt.storage.writer_process import WriterProcess

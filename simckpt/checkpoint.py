@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from simckpt import presentation, provenance, state
 from simckpt.arguments import checked_metrics
-from simckpt.errors import ConfigurationError, DamagedError, LeafNotFoundError, VersionWarning
+from simckpt.errors import ConfigurationError, DamagedError, FormatError, LeafNotFoundError, VersionWarning
 from simckpt.policies import CheckpointFacts
 from simckpt.restore import Adjustment, BoundComponent, apply, bind
 from simckpt.storage import exports
 from simckpt.storage.marks import UNMARKED
+from simckpt.storage.state_file import STRUCTURE_KIND
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
@@ -258,12 +259,17 @@ class Checkpoint:
     def __getitem__(self, path: str) -> Any:
         """Returns the leaf at a path such as `envs/physics/qpos` as an array or tensor, or a component's whole tree.
 
+        The structure of a component, `<component>/_tree`, is its JSON as a text.
+
         Raises:
             LeafNotFoundError: there is neither; the message lists the near ones.
         """
         leaves = self.leaves()
         if path in leaves:
-            return state.leaf_value(self.leaf(path))
+            leaf = self.leaf(path)
+            if leaves[path].kind == STRUCTURE_KIND:
+                return _structure_text(leaf, path)
+            return state.leaf_value(leaf)
         if path in self.components():
             encoded = self.read([path])[path]
             return state.decode(encoded.leaves, encoded.structure)
@@ -291,7 +297,8 @@ class Checkpoint:
             overrides: {hyperparameter: value}, of those in force here and of the same types; a list may be longer or
                 shorter, and where it is None here any type will do.
             rng: "continue": the random streams go on as saved, so that the branch equals this run until an override
-                acts; "reseed": all are derived anew from this checkpoint's id and the name, the same each time.
+                acts; "reseed": all are derived anew from this checkpoint's id, the original's if this is an import, and
+                from the name, the same each time.
             store: another store, in which the branch begins; this checkpoint is imported there first.
             experiment: an id of your own that groups runs; that of this checkpoint by default.
 
@@ -382,6 +389,13 @@ class Checkpoint:
             warnings.warn(message + "; ".join(differences), VersionWarning, stacklevel=3)
         source = f"checkpoint {self.id} (run {self.run!r}, step {self.step})"
         apply(bound, saved, source=source, adjustment=adjustment)
+
+
+def _structure_text(leaf: state.Leaf, path: str) -> str:
+    try:
+        return bytes(leaf.data).decode("utf-8").rstrip()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"the structure {path!r} is not UTF-8: {error}") from error
 
 
 def _dig(values: Any, path: str) -> Any:

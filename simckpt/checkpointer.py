@@ -33,6 +33,7 @@ from simckpt.maintenance.fallback import FALL_BACK, Search
 from simckpt.policies import KeepAll, KeepPolicy, Moment, RollbackDecision, RollbackPolicy, SavePolicy
 from simckpt.resuming import adjustment_of
 from simckpt.rollback import Rollbacks
+from simckpt.rollback_notices import with_remedy
 from simckpt.saver import Saver
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Checkpointer:
         self._put_off = ""  # why a save is due that had to wait for another one
         self._last_step = 0
         self._set_at = 0  # the step at which hyperparameters were set last
+        self._closed_by = ""  # why the run was closed, if a rollback closed it
         self._entered = False
         self._pid = os.getpid()
         for seq, error in sorted(damaged.items()):
@@ -150,8 +152,10 @@ class Checkpointer:
             if isinstance(error, Exception) and not isinstance(error, RolledBack):
                 self._save_post_mortem(error, {})
             self._finish(raising=error is None)
+            if error is None and self._rollbacks is not None:
+                self._rollbacks.ended()
             if error is None and self._hyperparameters is not None:
-                self._warn_if_unproven("has ended at", again=True)
+                self._warn_if_unproven("has ended at", again=True, stacklevel=4)
                 self._hyperparameters.verify()
         finally:
             self._entered = False
@@ -238,7 +242,7 @@ class Checkpointer:
         return checkpoint
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        adjustment = adjustment_of(self._run, checkpoint, self._hyperparameters)
+        adjustment = adjustment_of(self._run, checkpoint, self._hyperparameters, self.components)
         if self._rollbacks is not None:
             self._rollbacks.note_beginning()
         bound = self._saver.bound
@@ -274,7 +278,8 @@ class Checkpointer:
         If training has gone wrong, as a `RollbackPolicy` sees it, the run goes back before anything is saved: the
         target is in the live objects again, something is changed, and all that is committed. Then the run is closed
         and `RolledBack` raised; or, in place, the save of that commit is returned, of kind "rollback", and the loop
-        goes on from the target's step.
+        goes on from the target's step. Both are told to the logger "simckpt", as a warning, which Python prints unless
+        logging is set up otherwise.
 
         Args:
             step: the step the loop has reached; must not go back [env steps].
@@ -320,6 +325,7 @@ class Checkpointer:
             self._note_busy(moment, reason)
             return None
         self._saver.collect(wait=True)
+        self._warn_if_unproven("saves", stacklevel=5)
         try:
             save = self._begin(moment, reason, begun=begun)
             if self._background is None:
@@ -346,6 +352,7 @@ class Checkpointer:
         self._saver.collect(wait=True)
         if self._hyperparameters is not None:
             self._hyperparameters.verify()
+        self._warn_if_unproven("saves", stacklevel=4)
         save = self._begin(self._moment(known), "asked for", begun=begun, explain=True)
         try:
             return save.wait()
@@ -371,7 +378,7 @@ class Checkpointer:
         step = checked_step(step)
         known, episodes = checked_metrics(metrics)
         if not self._claim.held:
-            raise ConfigurationError(f"run {self._run.name!r} was closed: start it again to go on writing")
+            raise ConfigurationError(f"run {self._run.name!r} was closed{self._closed_by}: start it again to go on")
         if self._run.writer is not self:
             raise ConfigurationError(f"another checkpointer of run {self._run.name!r} was made since: use that one")
         if self._must_restore:
@@ -412,14 +419,14 @@ class Checkpointer:
 
     def _begin(self, moment: Moment, reason: str, *, begun: float, explain: bool = False) -> Save:
         self._put_off = ""
-        self._warn_if_unproven("saves")
         remembered = self._save_when.remember(moment)
         return self._saver.begin(moment, reason, begun=begun, explain=explain, remembered=remembered)
 
-    def _warn_if_unproven(self, what: str, *, again: bool = False) -> None:
+    def _warn_if_unproven(self, what: str, *, again: bool = False, stacklevel: int) -> None:
         # without a step since, nothing can have been trained
         if self._hyperparameters is not None and self._last_step > self._set_at:
-            self._hyperparameters.warn_if_unproven(f"run {self._run.name!r} {what} step {self._last_step}", again=again)
+            told = f"run {self._run.name!r} {what} step {self._last_step}"
+            self._hyperparameters.warn_if_unproven(told, again=again, stacklevel=stacklevel)
 
     def _note_busy(self, moment: Moment, reason: str) -> None:
         if self._when_busy == "skip":
@@ -447,8 +454,9 @@ class Checkpointer:
             # warnings may be errors: what went wrong is to come out all the same
             with contextlib.suppress(Warning):
                 self._run.log("rollback failed", step=step, reason=verdict.reason, error=str(error))
-            error.add_note(f"run {self._run.name!r} was going back from step {step}: {verdict.reason}")
-            raise
+            told = with_remedy(error) if isinstance(error, HalfRestoredError) else error
+            told.add_note(f"run {self._run.name!r} was going back from step {step}: {verdict.reason}")
+            raise told from error.__cause__
         self._must_restore, self._put_off = False, ""
         self._last_step = self._set_at = plan.target.step
         self.restored_from = plan.target.id
@@ -463,12 +471,14 @@ class Checkpointer:
             reason=verdict.reason,
             saw=self._decisions.rollbacks[-1]["saw"],
         )
+        rolled_back = self._rollbacks.notices.rolled_back(verdict, step=step, target_step=plan.target.step)
         if (asked := self.stop_requested) is not None:
             self._end.exit(asked, step, "")
         if self._in_place:
             return save
         self._run.close()
-        raise self._rollbacks.error(plan)
+        self._closed_by = f" when it went back from step {step} to step {plan.target.step}"
+        raise rolled_back
 
     def _stop(self, verdict: RollbackDecision, metrics: Mapping[str, float]) -> NoReturn:
         count = len(self._decisions.rollbacks)

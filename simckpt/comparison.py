@@ -216,7 +216,9 @@ def _outline(checkpoint: Checkpoint, leaves: Mapping[str, LeafRecord]) -> tuple[
 
 
 def _html(result: Comparison) -> str:
-    verdict = "identical" if result.identical else presentation.count(len(result.differences), "place") + " differ"
+    number = len(result.differences)
+    differ = presentation.count(number, "place") + (" differs" if number == 1 else " differ")
+    verdict = "identical" if result.identical else differ
     title = f"{verdict}: A {result.a!r}, B {result.b!r}, {result.compared:,} leaves compared"
     try:
         changed = [[each.name, each.text("a"), each.text("b")] for each in result.hyperparameters]

@@ -49,7 +49,7 @@ def plain(key: str, value: Any) -> Any:
         message = f"hyperparameter {key!r} is a {type(value).__name__}, which JSON cannot hold; use numbers, strings, "
         raise ConfigurationError(message + "lists or dicts with string keys, or leave it out", keys=[key]) from error
     read = json.loads(written)
-    if not _same(read, value):
+    if not same_values(read, value):
         message = (
             f"hyperparameter {key!r} = {value!r} does not survive JSON; use plain numbers, strings, lists or dicts"
         )
@@ -103,8 +103,8 @@ def in_force(
     merged, conflicts = dict(saved), []
     for key, value in given.items():
         former = [values[key] for values in (defaults, *formerly) if key in values]
-        is_wish = not any(_same(other, value) for other in former)
-        if key not in saved or _same(saved[key], value) or (key in allowed and (is_wish or key not in changed)):
+        is_wish = not any(same_values(other, value) for other in former)
+        if key not in saved or same_values(saved[key], value) or (key in allowed and (is_wish or key not in changed)):
             merged[key] = value
         elif is_wish:
             conflicts.append(key)
@@ -145,7 +145,7 @@ def with_values(args: Arguments, values: Mapping[str, Any]) -> Arguments:
 
 def _differs(key: str, current: Any, value: Any) -> bool:
     # a numpy scalar gives way to the plain number that the run keeps
-    return isinstance(current, np.generic | np.ndarray) or not _same(plain(key, current), value)
+    return isinstance(current, np.generic | np.ndarray) or not same_values(plain(key, current), value)
 
 
 def _like(current: Any, value: Any) -> Any:
@@ -158,12 +158,12 @@ def _checked_key(key: Any) -> str:
     return key
 
 
-def _same(left: Any, right: Any) -> bool:
+def same_values(left: Any, right: Any) -> bool:
     """Returns whether two JSON values are equal; 1 equals 1.0 but not True, NaN equals itself, a tuple its list."""
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(_same, left, right))
+        return len(left) == len(right) and all(map(same_values, left, right))
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+        return left.keys() == right.keys() and all(same_values(left[key], right[key]) for key in left)
     if type(left) is not type(right) and {type(left), type(right)} != {int, float}:
         return False
     return bool(left == right) or (left != left and right != right)

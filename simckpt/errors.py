@@ -27,7 +27,7 @@
         │   └── ArchiveDamagedError                the copy in the archive is damaged or gone
         ├── ArchiveNotNamedError  (PermissionError)  a store names an archive, and its user has not named it
         ├── ArchiveUnavailableError  (ConnectionError)  the archive cannot be reached, or refuses; nothing was lost
-        ├── ConflictError                          another writer committed first
+        ├── ConflictError                          another writer committed first, or has the name
         ├── RunLockedError                         another process is writing this run
         └── StorageError             (OSError)     the disk refused
             ├── StorageFullError
@@ -35,7 +35,7 @@
 
     SimckptWarning                 (UserWarning)
     ├── SaveFailedWarning          a due save failed, training goes on
-    ├── UpkeepWarning              the save is in the store; pruning, the log or a rollback failed
+    ├── UpkeepWarning              the save is in the store; pruning, the log or a rollback fails
     ├── ReplayWarning              a replay buffer was saved whole again, or restored without its oldest rows
     ├── DamageWarning              newer checkpoints are damaged, training goes on from an older one
     ├── BranchWarning              a branch leaves parts of its origin's state, or has an override that looks wrong
@@ -311,7 +311,7 @@ class ArchiveUnavailableError(StoreError, ConnectionError):
 
 
 class ConflictError(StoreError):
-    """Another writer committed first; nothing of theirs was changed, and this save is not in the store."""
+    """Another writer was first, or has the name: nothing of theirs was changed, nothing of this call is kept."""
 
 
 class RunLockedError(StoreError):
@@ -359,7 +359,7 @@ class SaveFailedWarning(SimckptWarning):
 
 
 class UpkeepWarning(SimckptWarning):
-    """The checkpoint is in the store, but pruning older ones, writing the run's log, or a rollback was not possible."""
+    """The checkpoint is in the store, but pruning, the run's log or a rollback was not possible, or will not be."""
 
 
 class ReplayWarning(SimckptWarning):
@@ -367,7 +367,7 @@ class ReplayWarning(SimckptWarning):
 
 
 class DamageWarning(SimckptWarning):
-    """The newest checkpoints of a run are damaged; it goes on from the newest one that is not, which is named."""
+    """What is damaged was passed over and is named: by a run that goes on from an older checkpoint, or by a look."""
 
 
 class BranchWarning(SimckptWarning):

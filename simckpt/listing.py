@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from simckpt import query
+from simckpt.ancestry import abandoned_ids, on_line
 from simckpt.catalog import Contents
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import StoreError
-from simckpt.run import Run, abandoned_ids, ancestry
+from simckpt.run import Run
 from simckpt.storage import CommitRecord, StoreFiles
 
 
@@ -21,7 +22,7 @@ class RunContents:
 
     Attributes:
         name: of the run.
-        run: the run, to read, or None if its record is damaged.
+        run: the run, to read, or None if its record is damaged; its checkpoints are there all the same.
         checkpoints: in the order of commits.
         damaged: (commit number, error) of what cannot be read of its checkpoints; None for the number stands for the
             run's own record.
@@ -35,23 +36,32 @@ class RunContents:
     abandoned: frozenset[str] = frozenset()
 
 
-def listed(files: StoreFiles, run: Run, contents: Contents, *, abandoned: bool) -> RunContents:
+def listed(files: StoreFiles, name: str, contents: Contents, *, abandoned: bool) -> RunContents:
     """Returns what a run holds; those that were abandoned are listed only if asked for."""
-    records = contents.records if abandoned else ancestry(contents.records)
-    evicted = functools.cache(lambda: files.evicted(run.name))
+    damaged: list[tuple[int | None, StoreError]] = []
+    run: Run | None = None
+    try:
+        run = Run(files, name)
+    except StoreError as error:
+        damaged.append((None, error))
+    origin = None if run is None else run.record.origin
+    records = contents.records
+    if not abandoned:
+        records = on_line(records, origin=origin, damaged=bool(contents.damaged))
+    evicted = functools.cache(lambda: files.evicted(name))
     checkpoints = [
-        Checkpoint(files, run.name, record, marks=lambda: contents.marks, evicted=evicted)
+        Checkpoint(files, name, record, marks=lambda: contents.marks, evicted=evicted)
         for record in records
         if isinstance(record, CommitRecord)
     ]
-    damaged: list[tuple[int | None, StoreError]] = [*contents.damaged.items()]
+    damaged += contents.damaged.items()
     damaged += [
         (checkpoint.seq, contents.damaged_marks[checkpoint.id])
         for checkpoint in checkpoints
         if checkpoint.id in contents.damaged_marks
     ]
-    left = abandoned_ids(contents.records, origin=run.record.origin)
-    return RunContents(run.name, run, checkpoints, tuple(damaged), left)
+    left = abandoned_ids(contents.records, origin=origin)
+    return RunContents(name, run, checkpoints, tuple(damaged), left)
 
 
 def matching(

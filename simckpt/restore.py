@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from simckpt import shapes, state
+from simckpt import resizing, state
 from simckpt.errors import (
     ConfigurationError,
     HalfRestoredError,
@@ -46,13 +46,16 @@ class Adjustment:
         beginnings: {one of `untouched`: its state tree at the beginning, to which it returns instead}.
         changed: {hyperparameter: (value that the state was saved under, value of the program)} of what may change
             shapes. What does not fit for that is refused, in variables of loops too, which take any shape otherwise.
+        inspect: called with the states by component, those of the live objects, and the names of the components that
+            are loops, before anything changes; what it raises comes out as it is.
     """
 
     seed: str | None = None
     untouched: frozenset[str] = frozenset()
     then: Callable[[], None] | None = None
     beginnings: Mapping[str, Any] = field(default_factory=dict)
-    changed: shapes.Changed = field(default_factory=dict)
+    changed: resizing.Changed = field(default_factory=dict)
+    inspect: Callable[[Mapping[str, Any], Mapping[str, Any], Collection[str]], None] | None = None
 
 
 def bind(components: Mapping[str, Any]) -> dict[str, BoundComponent]:
@@ -201,6 +204,8 @@ def apply(
     _adjust(states, live, kept, adjustment.seed)
     states |= {name: tree for name, tree in beginnings.items() if name in bound}
     _validate(bound, states, undo, source=source, adjustment=adjustment)
+    if adjustment.inspect is not None:
+        adjustment.inspect(states, undo, [name for name, component in bound.items() if _is_loop(component)])
     touched: list[str] = []
     doing = ""
     try:
@@ -267,17 +272,20 @@ def _validate(
     adjustment: Adjustment,
 ) -> None:
     problems: list[str] = []
-    places: set[str] = set()
+    places: dict[str, set[str]] = {}
     for name, component in bound.items():
+        resized: list[tuple[str, str, frozenset[str]]] = []
         try:
-            component.handle.validate(states[name])
             if adjustment.changed and name in live:
-                for path, problem in shapes.find_resized(states[name], live[name], adjustment.changed, path=name):
-                    problems.append(problem)
-                    places.add("/".join(path.split("/")[:2]) if _is_loop(component) else name)
+                resized += resizing.find_resized(states[name], live[name], adjustment.changed, path=name)
+            component.handle.validate(states[name])
+            for path, problem, keys in resized:
+                problems.append(problem)
+                place = "/".join(path.split("/")[:2]) if _is_loop(component) else name
+                places.setdefault(place, set()).update(keys)
         except StateMismatchError as error:
             problems += [_within(name, problem) for problem in error.problems or [str(error)]]
-            places.add(name)
+            places.setdefault(name, set()).update(*(keys for _, _, keys in resized))
         except SimckptError:
             raise
         except Exception as error:
@@ -288,9 +296,11 @@ def _validate(
         raise _misfit(problems, places, source=source, adjustment=adjustment)
 
 
-def _misfit(problems: list[str], places: Collection[str], *, source: str, adjustment: Adjustment) -> StateMismatchError:
+def _misfit(
+    problems: list[str], places: Mapping[str, Collection[str]], *, source: str, adjustment: Adjustment
+) -> StateMismatchError:
     listing = "\n  ".join(problems)
-    advice = shapes.advice(adjustment.changed, places, untouched=adjustment.untouched)
+    advice = resizing.advice(adjustment.changed, places)
     message = f"{source} does not fit the live objects, which are untouched:\n  {listing}{advice}"
     return StateMismatchError(message, problems=problems)
 
@@ -311,7 +321,7 @@ def decode(
     missing = [name for name in bound if name not in saved]
     if missing:
         problems = [f"component {name!r} is not in the checkpoint, which has {sorted(saved)}" for name in missing]
-        raise _misfit(problems, missing, source=source, adjustment=adjustment)
+        raise _misfit(problems, dict.fromkeys(missing, ()), source=source, adjustment=adjustment)
     return {
         name: state.decode(saved[name].leaves, saved[name].structure, template=templates.get(name)) for name in bound
     }

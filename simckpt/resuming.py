@@ -6,13 +6,16 @@ import contextlib
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from simckpt.branching.construction import refuse_taken
+from simckpt.branching.hyperparameters import other_ways
 from simckpt.branching.origin import original_id, past_of
-from simckpt.branching.targets import same
+from simckpt.configuration import same_values
 from simckpt.errors import BranchWarning, OverrideNotAppliedError, StoreError
+from simckpt.resizing import Changed
 from simckpt.restore import Adjustment
-from simckpt.shapes import Changed
 
 if TYPE_CHECKING:
     from simckpt.branching.hyperparameters import Hyperparameters
@@ -20,17 +23,25 @@ if TYPE_CHECKING:
     from simckpt.run import Run
 
 
-def adjustment_of(run: Run, checkpoint: Checkpoint, hyperparameters: Hyperparameters | None) -> Adjustment:
+def adjustment_of(
+    run: Run,
+    checkpoint: Checkpoint,
+    hyperparameters: Hyperparameters | None,
+    components: Mapping[str, Any] | None = None,
+) -> Adjustment:
     """Returns what is to differ from the checkpoint that a start restores.
 
     Args:
         run: that is started.
         checkpoint: of the run, or what it was branched from.
         hyperparameters: what holds them, if the program says so.
+        components: {name: live object}, in which what holds them may lie.
 
     Raises:
         OverrideNotAppliedError: nothing declares what holds a hyperparameter that the branch overrides.
     """
+    if hyperparameters is not None:
+        hyperparameters.locate(components or {})
     if checkpoint.id == run.record.origin:
         return _branching(run, checkpoint, hyperparameters)
     return _going_on(run, checkpoint, hyperparameters)
@@ -44,11 +55,13 @@ class Beginning:
         overrides: the hyperparameters that it changes, with their values.
         seed: from which all random streams are derived, or None: they go on as the origin has them.
         untouched: components, and variables of loops, that are as the program builds them.
+        differing: {hyperparameter: (value of the origin, value in force)} of all that differ, overridden or not.
     """
 
     overrides: Mapping[str, Any]
     seed: str | None
     untouched: frozenset[str]
+    differing: Changed
 
 
 def beginning_of(
@@ -74,6 +87,7 @@ def beginning_of(
         overrides,
         f"{original_id(origin)} {run.name}" if reseeds else None,
         frozenset() if hyperparameters is None else hyperparameters.untouched(differing),
+        differing,
     )
 
 
@@ -82,13 +96,16 @@ def _branching(run: Run, origin: Checkpoint, hyperparameters: Hyperparameters | 
     require_declared(hyperparameters, beginning.overrides.keys())
     if hyperparameters is None:
         return Adjustment(beginning.seed)
-    differing = _differing(_values_of(origin), run.hyperparameters_in_force, beginning.overrides)
+    # what else differs, such as a name or a device, is no wish for other shapes
+    wished = beginning.overrides.keys() | hyperparameters.fresh.keys()
     # a rate, a coefficient that is set in the live objects gives them no other shape
     set_later = hyperparameters.controls - hyperparameters.fresh.keys()
-    shaping = {key: pair for key, pair in differing.items() if key not in set_later or type(pair[1]) is not float}
-    return _adjustment(
-        run, origin, hyperparameters, beginning.overrides, differing, seed=beginning.seed, shaping=shaping
-    )
+    shaping = {
+        key: pair
+        for key, pair in beginning.differing.items()
+        if key in wished and (key not in set_later or type(pair[1]) is not float)
+    }
+    return _adjustment(run, origin, hyperparameters, beginning, shaping=shaping)
 
 
 def _going_on(run: Run, head: Checkpoint, hyperparameters: Hyperparameters | None) -> Adjustment:
@@ -101,35 +118,32 @@ def _going_on(run: Run, head: Checkpoint, hyperparameters: Hyperparameters | Non
     overrides = {key: now.get(key, value) for key, value in changes.items()}
     differing = _differing(_values_of(head), now)
     shaping = {key: pair for key, pair in differing.items() if key in hyperparameters.fresh}
-    return _adjustment(run, head, hyperparameters, overrides, differing, shaping=shaping)
+    going_on = Beginning(overrides, None, hyperparameters.untouched(differing), differing)
+    rolled_back = _differing(_values_before(head), overrides)
+    return _adjustment(run, head, hyperparameters, going_on, shaping=shaping, rolled_back=rolled_back)
 
 
 def _adjustment(
     run: Run,
     source: Checkpoint,
     hyperparameters: Hyperparameters,
-    overrides: Mapping[str, Any],
-    differing: Changed,
+    beginning: Beginning,
     *,
     shaping: Changed,
-    seed: str | None = None,
+    rolled_back: Changed = MappingProxyType({}),
 ) -> Adjustment:
     """Returns an adjustment that sets what differs, and watches what a branch or a rollback has changed before."""
-    controls = hyperparameters.controls
-    to_set = {**overrides, **{key: new for key, (_, new) in differing.items() if key in controls}}
+    controls, differing, untouched = hyperparameters.controls, beginning.differing, beginning.untouched
+    to_set = {**beginning.overrides, **{key: new for key, (_, new) in differing.items() if key in controls}}
     now = run.hyperparameters_in_force
     changed = past_of(source.files, run.record).changed & controls if controls else ()
     to_watch = {key: now[key] for key in sorted(changed) if key in now and key not in to_set}
-    untouched = hyperparameters.untouched(differing)
-    if untouched:
-        keys = ", ".join(repr(key) for key in sorted(differing) if hyperparameters.untouched({key}))
-        dropped = ", ".join(map(repr, sorted(untouched)))
-        warnings.warn(
-            f"run {run.name!r} overrides {keys}: {dropped} begin as the program made them, and what checkpoint "
-            f"{source.id} has of them is dropped",
-            BranchWarning,
-            stacklevel=6,
-        )
+    from_args = hyperparameters.from_args | hyperparameters.fresh.keys()
+    taken = {key: pair for key, pair in {**rolled_back, **differing}.items() if key in from_args - controls}
+
+    def inspect(saved: Mapping[str, Any], live: Mapping[str, Any], loops: Collection[str]) -> None:
+        fresh, reseeded = hyperparameters.fresh, beginning.seed is not None
+        refuse_taken(saved, live, taken, fresh=fresh, loops=loops, reseeded=reseeded)
 
     lacking = hyperparameters.lacking(to_watch)
 
@@ -139,11 +153,21 @@ def _adjustment(
         hyperparameters.apply(to_set | {key: to_watch[key] for key in left})
         try:
             hyperparameters.watch({key: value for key, value in to_watch.items() if key not in left})
+            if untouched:
+                keys = ", ".join(repr(key) for key in sorted(differing) if hyperparameters.untouched({key}))
+                dropped = ", ".join(map(repr, sorted(untouched)))
+                # now, for until here the restore may have been refused
+                warnings.warn(
+                    f"run {run.name!r} overrides {keys}: {dropped} begin as the program made them, and what checkpoint "
+                    f"{source.id} has of them is dropped",
+                    BranchWarning,
+                    stacklevel=6,
+                )
         except BaseException:
             hyperparameters.take_back()
             raise
 
-    return Adjustment(seed, untouched, then, changed=shaping)
+    return Adjustment(beginning.seed, untouched, then, changed=shaping, inspect=inspect if taken else None)
 
 
 def _differing(
@@ -153,7 +177,7 @@ def _differing(
     return {
         key: (before.get(key), value)
         for key, value in now.items()
-        if not (key in before and same(before[key], value)) and (key in before or key in overrides)
+        if not (key in before and same_values(before[key], value)) and (key in before or key in overrides)
     }
 
 
@@ -161,6 +185,15 @@ def _values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
     # a damaged record of a start is no reason not to go on
     with contextlib.suppress(StoreError):
         return checkpoint.hyperparameters
+    return {}
+
+
+def _values_before(head: Checkpoint) -> Mapping[str, Any]:
+    """Returns the hyperparameters of the start that rolled back, if the head is a rollback and says which it was."""
+    start = (head.rollback or {}).get("start")
+    if isinstance(start, str):
+        with contextlib.suppress(StoreError):
+            return head.files.read_start(head.run, start).hyperparameters
     return {}
 
 
@@ -172,8 +205,8 @@ def require_declared(hyperparameters: Hyperparameters | None, keys: Collection[s
         key = min(keys)
         raise OverrideNotAppliedError(
             f"nothing says what holds the hyperparameter {key!r}, which is to be changed: give run.checkpointer "
-            f"hyperparameters=simckpt.Hyperparameters({{{key!r}: ...}}), or from_args={{{key!r}}} for what the loop "
-            "reads from its arguments alone",
+            f"hyperparameters=simckpt.Hyperparameters({{{key!r}: optimizer}}) or "
+            f'({{{key!r}: (object, "attribute")}}); {other_ways(key)}',
             key=key,
         )
     hyperparameters.check(keys)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import math
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from simckpt import policies, restore
+from simckpt import policies, restore, state
 from simckpt.background import Save
 from simckpt.comparison import fingerprint
 from simckpt.decisions import DECISIONS
@@ -24,11 +22,11 @@ from simckpt.errors import (
     SimckptError,
     StoreError,
     UnsupportedStateError,
-    UpkeepWarning,
 )
 from simckpt.policies import CheckpointFacts, Moment, RollbackDecision, RollbackMoment, RollbackPolicy
 from simckpt.restore import Adjustment
 from simckpt.resuming import Beginning, beginning_of, require_declared
+from simckpt.rollback_notices import Notices
 
 if TYPE_CHECKING:
     from simckpt.branching.hyperparameters import Hyperparameters
@@ -40,20 +38,18 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-REASON_LIMIT = 500  # [characters] of a text in a commit record, which has 4 KB for everything
-VALUES_LIMIT = 1024  # [bytes] as JSON, of the hyperparameters that are changed, in the same record
+TEXT_LIMIT = 500  # [bytes] as JSON, of a text in a commit record, which has 4 KB for everything
+CHANGES_LIMIT = 1792  # [bytes] as JSON, of what the same record says of the changes, without their seed
 LOOK_EVERY = 64  # [env steps]; a look at 400,000 numbers takes 0.1 ms, and a step of SAC 3 ms
 SEEN = 10  # how many of the evaluations that the policy saw are kept with the decision
-
-_log = logging.getLogger("simckpt")
 
 
 def supervise(train: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
     """Returns what `train(*args, **kwargs)` returns, and calls it again whenever the run has rolled back.
 
     `train` starts the run, makes its objects and calls `restore_latest`: after a rollback it goes the way that it goes
-    after a crash. The frames of the call before are let go of first, so that replay buffers are not held twice. Every
-    rollback is told to the logger "simckpt", as a warning, which Python prints unless logging is set up otherwise.
+    after a crash. The frames of the call before are let go of first, so that replay buffers are not held twice. The
+    checkpointer has told every rollback to the logger "simckpt".
 
     Raises:
         RollbackLimitError: training has gone wrong once more than the policy allows.
@@ -63,7 +59,6 @@ def supervise(train: Callable[Parameters, Result], *args: Parameters.args, **kwa
         try:
             return train(*args, **kwargs)
         except RolledBack as error:
-            _log.warning("%s", error)
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = error.__context__ = None
         # envs and agents are full of cycles
@@ -83,6 +78,7 @@ class Plan:
         overrides: what the branch changes of a target that is its origin; empty for any other target.
         in_force: the hyperparameters that return to the target's values, and the new ones.
         seed: from which all random streams are derived, or None.
+        own_seed: the rollback's own part of it: what returns to the beginning of a branch has the branch's already.
         kept: the components that stay as they are.
         fresh: components, and variables of loops, that return to what they were when the branch began, for its origin
             has others.
@@ -96,17 +92,14 @@ class Plan:
     overrides: Mapping[str, Any]
     in_force: Mapping[str, Any]
     seed: str | None
+    own_seed: str | None
     kept: frozenset[str]
     fresh: frozenset[str]
 
     def changes(self) -> dict[str, Any]:
         """Returns what the commit record says of the changes."""
-        return {
-            "description": repr(self.decision.changes)[:REASON_LIMIT],
-            "hyperparameters": dict(self.values),
-            "seed": self.seed,
-            "kept": sorted(self.kept),
-        }
+        assert self.decision.changes is not None
+        return {**_described(self.decision.changes, self.values), "seed": self.seed}
 
 
 class Rollbacks:
@@ -146,8 +139,9 @@ class Rollbacks:
         self._components = components
         self._hyperparameters = hyperparameters
         self._begun: dict[str, Any] | None = None  # what a branch has of its own at its start
-        self._warned = False  # of a fall without consequence
+        self.notices = Notices(policy, run.name)
         self._check(in_place=in_place)
+        self.notices.replays()
 
     def _check(self, *, in_place: bool) -> None:
         """Finds out at the start what would fail at night."""
@@ -155,12 +149,13 @@ class Rollbacks:
         keys = policies.keys(self.policy.levels)
         for change in self.policy.levels:
             values = policies.new_values(change, self._run.hyperparameters_in_force)
-            if (size := len(json.dumps(values))) > VALUES_LIMIT:
+            if (size := len(json.dumps(_described(change, values)))) > CHANGES_LIMIT:
+                named = sorted({*values, *policies.kept_components(change)})
                 message = (
-                    f"a rollback sets hyperparameters of {size} bytes as JSON, and its record has room for "
-                    f"{VALUES_LIMIT}: {', '.join(sorted(values))}; give a name of what is so long instead"
+                    f"what a rollback changes takes {size} bytes as JSON, and its record has room for "
+                    f"{CHANGES_LIMIT}: {', '.join(named)}; give a name of what is so long instead"
                 )
-                raise ConfigurationError(message, keys=sorted(values))
+                raise ConfigurationError(message, keys=named)
             unknown = sorted(policies.kept_components(change) - self._components.keys())
             if unknown:
                 message = (
@@ -194,6 +189,7 @@ class Rollbacks:
             previous: the step of the call before [env steps].
         """
         step = moment.step
+        self.notices.seen(moment.metrics, self._decisions.history(self.policy.metric))
         non_finite = self._non_finite_metric(moment.metrics)
         if not non_finite and (thorough or is_new or step // LOOK_EVERY > previous // LOOK_EVERY):
             found = map(_non_finite_parameter, self._components, self._components.values())
@@ -203,13 +199,14 @@ class Rollbacks:
         # the possible targets must not depend on how quick the disk is
         self._saver.collect(wait=True)
         decision = self.policy.decide(self._moment(step, is_new=is_new, non_finite=non_finite))
-        if decision.action == "go on" and decision.reason:
-            self._run.log("no rollback", step=step, reason=decision.reason)
-            if not self._warned:
-                self._warned = True
-                message = f"run {self._run.name!r} does not roll back at step {step}: {decision.reason}"
-                warnings.warn(message, UpkeepWarning, stacklevel=3)
+        idle = decision.reason if decision.action == "go on" else ""
+        if idle and self.notices.without_consequence(step, idle, len(self._decisions.rollbacks)):
+            self._run.log("no rollback", step=step, reason=idle)
         return decision
+
+    def ended(self) -> None:
+        """Warns at the end of a loop that never gave the policy's metric, and nearly did."""
+        self.notices.ended(self._decisions.evaluations)
 
     def protects(self) -> dict[str, str]:
         """Returns {checkpoint id: reason} of what must not be pruned, for the run may go back to it."""
@@ -285,9 +282,8 @@ class Rollbacks:
         # what earlier rollbacks have changed since returns to what it was at the target
         alterable = policies.keys(self.policy.levels).union(*(each["changes"] for each in self._decisions.rollbacks))
         number, apart = len(self._decisions.rollbacks) + 1, {DECISIONS, *self._saver.logs}
-        seeds = [beginning.seed] if beginning.seed is not None else []
-        if policies.reseeds(decision.changes):
-            seeds.append(seed_of(target, number, without=apart))
+        branch = self._run.name if self._run.branch is not None else ""
+        own_seed = seed_of(target, number, branch, without=apart) if policies.reseeds(decision.changes) else None
         return Plan(
             decision=decision,
             target=target,
@@ -296,7 +292,8 @@ class Rollbacks:
             values=values,
             overrides=beginning.overrides,
             in_force={**{key: there[key] for key in alterable if key in there}, **values},
-            seed=", ".join(seeds) or None,
+            seed=", ".join(filter(None, (beginning.seed, own_seed))) or None,
+            own_seed=own_seed,
             kept=policies.kept_components(decision.changes),
             fresh=beginning.untouched,
         )
@@ -308,7 +305,7 @@ class Rollbacks:
             assert origin is not None
             assert beginning is not None
             return origin, beginning
-        return self._saver.checkpoint(id), Beginning({}, None, frozenset())
+        return self._saver.checkpoint(id), Beginning({}, None, frozenset(), {})
 
     def go_back(self, plan: Plan, *, begun: float) -> Save:
         """Puts the target into the live objects, with the changes, and commits that: all of it, or nothing.
@@ -332,20 +329,30 @@ class Rollbacks:
         remembered, saves = self._remembered(plan), []
         untouched = plan.kept | plan.fresh
 
+        values = {**plan.overrides, **to_set}
+        hyperparameters = self._hyperparameters.locate(self._components) if values and self._hyperparameters else None
+
         def then() -> None:
+            if hyperparameters is not None:
+                hyperparameters.apply(values)
             try:
-                self._change(plan, {**plan.overrides, **to_set})
+                self._call(plan)
                 self._decisions.rollbacks = remembered
                 self._saver.restored(plan.target, untouched=untouched)
                 saves.append(self._commit(plan, begun=begun))
             except BaseException:
                 self._run.change_hyperparameters(in_force)
-                if self._hyperparameters is not None:
-                    self._hyperparameters.take_back()
+                if hyperparameters is not None:
+                    hyperparameters.take_back()
                 raise
 
         begun_with = {} if self._begun is None else self._begun
-        beginnings = {place: begun_with[place] for place in plan.fresh - plan.kept if place in begun_with}
+        beginnings = {
+            place: state.copy_tree(begun_with[place]) for place in plan.fresh - plan.kept if place in begun_with
+        }
+        if plan.own_seed is not None:
+            for place, tree in beginnings.items():
+                state.reseed(tree, f"{plan.own_seed} {place}")
         plan.target.restore_bound(self._saver.bound, Adjustment(plan.seed, untouched, then, beginnings))
         return saves[0]
 
@@ -365,10 +372,8 @@ class Rollbacks:
             },
         ]
 
-    def _change(self, plan: Plan, values: Mapping[str, Any]) -> None:
-        """Sets hyperparameters in the live objects, which hold the target, and calls the functions of the changes."""
-        if values and self._hyperparameters is not None:
-            self._hyperparameters.apply(values)
+    def _call(self, plan: Plan) -> None:
+        """Calls the functions of the changes, once the live objects hold the target and the hyperparameters are set."""
         assert plan.decision.changes is not None
         functions = policies.calls(plan.decision.changes)
         if not functions:
@@ -404,7 +409,7 @@ class Rollbacks:
             "step": plan.step,
             "level": plan.decision.level,
             "changes": plan.changes(),
-            "reason": plan.decision.reason[:REASON_LIMIT],
+            "reason": _cut(plan.decision.reason),
             # this start may have saved nothing yet; it says which values were given
             "start": self._run.start_id(),
         }
@@ -419,24 +424,25 @@ class Rollbacks:
             self._saver.collect(wait=False)
         return save
 
-    def error(self, plan: Plan) -> RolledBack:
-        """Returns the error that leaves the loop after a rollback."""
-        decision, target = plan.decision, plan.target
-        message = (
-            f"run {self._run.name!r} went back from step {plan.step} to step {target.step} (level {decision.level}, "
-            f"{decision.changes!r}): {decision.reason}"
-        )
-        return RolledBack(
-            message,
-            run=self._run.name,
-            step=plan.step,
-            target_step=target.step,
-            level=decision.level,
-            reason=decision.reason,
-        )
+
+def _described(change: policies.Change, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a commit record says of a change, but for its seed."""
+    return {
+        "description": _cut(repr(change)),
+        "hyperparameters": dict(values),
+        "kept": sorted(policies.kept_components(change)),
+    }
 
 
-def seed_of(target: Checkpoint, number: int, *, without: Collection[str] = ()) -> str:
+def _cut(text: str) -> str:
+    """Returns as much of a text as JSON holds in `TEXT_LIMIT` bytes."""
+    text = text[:TEXT_LIMIT]
+    while len(json.dumps(text)) > TEXT_LIMIT:
+        text = text[:-1]
+    return text
+
+
+def seed_of(target: Checkpoint, number: int, branch: str, *, without: Collection[str] = ()) -> str:
     """Returns the text from which the random streams after a rollback are derived.
 
     Depends on what the target holds, and not on its id: a run that was killed and goes back once more draws the same
@@ -445,9 +451,11 @@ def seed_of(target: Checkpoint, number: int, *, without: Collection[str] = ()) -
     Args:
         target: what the run goes back to.
         number: of the rollback in the run, from 1 on: another try is another one.
+        branch: the run's name if it is a branch: several may go back to one origin. Empty for others.
         without: components that do not count, for they are large or no part of training.
     """
-    return f"rollback {number} to step {target.step}, {fingerprint(target, without=without)}"
+    of_branch = f" of branch {branch}" if branch else ""
+    return f"rollback {number}{of_branch} to step {target.step}, {fingerprint(target, without=without)}"
 
 
 def _non_finite_parameter(name: str, component: Any) -> str:

@@ -7,17 +7,19 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from simckpt import configuration, provenance
+from simckpt import configuration, damage, provenance
+from simckpt.ancestry import on_line
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, SegmentsKeptError, StoreError, UpkeepWarning
 from simckpt.policies import KeepPolicy, RollbackPolicy, SavePolicy, Verdict, retain
 from simckpt.policies.arguments import check_mode
-from simckpt.storage import BranchRecord, CommitRecord, RunRecord, StartRecord, StoreFiles, TombstoneRecord
+from simckpt.storage import BranchRecord, CommitRecord, RunRecord, StartRecord, StoreFiles
 
 if TYPE_CHECKING:
     from simckpt.branching.hyperparameters import Hyperparameters
@@ -36,27 +38,33 @@ class Run:
         files: StoreFiles,
         name: str,
         *,
+        record: RunRecord | None = None,
         claim: Claim | None = None,
         git: Mapping[str, Any] | None = None,
         experiment: str | None = None,
     ) -> None:
         self.name = name
-        self.record: RunRecord = files.read_run(name)
+        self.record: RunRecord = record or files.read_run(name)
         self.writer: Checkpointer | None = None
         self._files = files
         self._claim = claim
-        self._lapsed = False  # the claim was given back when `configure` failed, and may be taken again
+        self._entered = False
         self._git = git
         self._experiment = experiment or self.record.experiment
         self._in_force: Mapping[str, Any] | None = None
         self._start: str | None = None
         self._lineage: dict[int, str | None] = {}  # commit number -> target, if that commit was a rollback
+        if claim is not None:
+            # what failed between the start and the checkpointer, in a notebook, must not lock the run for good
+            myself = weakref.ref(self)
+            claim.is_idle = lambda: (run := myself()) is None or not (run._entered or run.writer)
 
     def __repr__(self) -> str:
         access = "to write" if self._claim is not None else "to read"
         return f"<Run {self.name!r}, {access}>"
 
     def __enter__(self) -> Run:
+        self._entered = True
         return self
 
     def __exit__(
@@ -69,7 +77,6 @@ class Run:
 
         Waits for a save that is in flight; if it fails, that is a `SaveFailedWarning` here.
         """
-        self._lapsed = False
         if self._claim is not None:
             if self.writer is not None:
                 self.writer.close()
@@ -136,8 +143,6 @@ class Run:
         unchanged command line gives, of a key in `free` too. A key that holds the run's name may differ in a branch
         and a renamed import. numpy's scalars become plain numbers.
 
-        If it raises, the claim is given back: the run can be started again. The next call here takes it once more.
-
         Args:
             args: a dataclass instance, an `argparse.Namespace` or a dict, with values that JSON can hold.
             free: keys that may differ between starts, such as `total_steps` or `device`; the given value is used. A
@@ -147,20 +152,9 @@ class Run:
         Raises:
             ConfigurationError: values that contradict the run, all of them; or values that JSON cannot hold.
         """
-        claim = self._require_claim()
-        try:
-            return self._configured(claim, args, free=free, defaults=defaults)
-        except BaseException:
-            if self.writer is None:
-                self.close()  # a notebook keeps this object with its traceback, and a start would find the run locked
-                self._lapsed = True
-            raise
-
-    def _configured(
-        self, claim: Claim, args: Arguments, *, free: Iterable[str], defaults: Mapping[str, Any] | None
-    ) -> Arguments:
         from simckpt.branching.origin import past_of
 
+        claim = self._require_claim()
         given = configuration.values_of(args)
         known = configuration.defaults_of(args)
         known |= {key: configuration.plain(key, value) for key, value in (defaults or {}).items()}
@@ -246,13 +240,12 @@ class Run:
         self._in_force, self._start = {**self.hyperparameters_in_force, **changed}, None
 
     def _require_claim(self) -> Claim:
-        if self._claim is None and self._lapsed:
-            self._claim, self._lapsed = self._files.claim(self.name), False
-            self.record = self._files.read_run(self.name)
         if self._claim is None:
             raise ConfigurationError(
                 f"run {self.name!r} was opened to read; open it with Store.start({self.name!r}) to write"
             )
+        if not self._claim.held:
+            self._claim.verify()  # says whose it is now
         return self._claim
 
     def checkpoints(self, *, abandoned: bool = False, damaged: dict[int, StoreError] | None = None) -> list[Checkpoint]:
@@ -260,15 +253,18 @@ class Run:
 
         Args:
             abandoned: also those that a rollback left behind, and those that `OnException` kept for a post-mortem.
-            damaged: receives {commit number: error} of the records that cannot be read, so that they hide no others;
-                the line of ancestors ends at such a record. Without it the first of them is raised.
+            damaged: receives {commit number: error} of the records that cannot be read, which hide no others. Where
+                one leaves open from what the head descends, all that is not known to be abandoned counts.
 
-        Raises:
-            DamagedError, FormatError: a record cannot be trusted.
+        Warns:
+            DamageWarning: of those records, if there is no `damaged` to receive them.
         """
-        records = self._files.records(self.name, damaged=damaged)
+        passed: dict[int, StoreError] = {} if damaged is None else damaged
+        records = self._files.records(self.name, damaged=passed)
+        if damaged is None:
+            damage.warn_of_damage(damage.of_commits(self.name, passed))
         if not abandoned:
-            records = ancestry(records)
+            records = on_line(records, origin=self.record.origin, damaged=bool(passed))
         # read once for all of them, when the first is asked for
         marks = functools.cache(lambda: self._files.marks(self.name))
         return [
@@ -298,14 +294,20 @@ class Run:
         """Returns the newest checkpoint of exactly this step among those that the head descends from.
 
         Raises:
-            CheckpointNotFoundError: there is none; the message lists the steps around it.
+            CheckpointNotFoundError: there is none; the message lists the steps around it, and the damaged records.
+
+        Warns:
+            DamageWarning: damaged records were passed over.
         """
-        found = self.checkpoints()
+        damaged: dict[int, StoreError] = {}
+        found = self.checkpoints(damaged=damaged)
         for checkpoint in reversed(found):
             if checkpoint.step == step:
+                damage.warn_of_damage(damage.of_commits(self.name, damaged))
                 return checkpoint
         near = sorted({checkpoint.step for checkpoint in found}, key=lambda other: abs(other - step))[:5]
         around = f"; near it are {', '.join(f'{other}' for other in sorted(near))}" if near else "; it has none yet"
+        around += damage.unread(damage.of_commits(self.name, damaged))
         raise CheckpointNotFoundError(f"run {self.name!r} has no checkpoint at step {step}{around}")
 
     def best(self, metric: str, *, mode: str = "max") -> Checkpoint:
@@ -317,16 +319,23 @@ class Run:
 
         Raises:
             CheckpointNotFoundError: no checkpoint has that metric.
+
+        Warns:
+            DamageWarning: damaged records were passed over, see `at`.
         """
         check_mode(mode, of="Run.best")
         sign = 1.0 if mode == "max" else -1.0
+        damaged: dict[int, StoreError] = {}
+        found = self.checkpoints(damaged=damaged)
         ranked = [
             (sign * value, -place, checkpoint)
-            for place, checkpoint in enumerate(self.checkpoints())
+            for place, checkpoint in enumerate(found)
             if not math.isnan(value := checkpoint.metrics.get(metric, math.nan))
         ]
         if not ranked:
-            raise CheckpointNotFoundError(f"no checkpoint of run {self.name!r} has a metric {metric!r}")
+            unread = damage.unread(damage.of_commits(self.name, damaged))
+            raise CheckpointNotFoundError(f"no checkpoint of run {self.name!r} has a metric {metric!r}{unread}")
+        damage.warn_of_damage(damage.of_commits(self.name, damaged))
         return max(ranked, key=lambda entry: entry[:2])[2]
 
     def protected(self) -> dict[str, str]:
@@ -373,7 +382,11 @@ class Run:
         """
         if self.writer is not None:
             self.writer.wait()
-        checkpoints = self.checkpoints()
+        damaged: dict[int, StoreError] = {}
+        checkpoints = self.checkpoints(damaged=damaged)
+        # what a policy would keep is not known without them
+        for error in damaged.values():
+            raise error
         verdicts = retain([each.as_facts() for each in checkpoints], keep, self.protected())
         if dry_run:
             return verdicts
@@ -452,47 +465,3 @@ class Run:
 def _wished(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
     """Returns the keys whose given values are not their defaults."""
     return {key for key, value in given.items() if key not in defaults or defaults[key] != value}
-
-
-def may_be_head(record: CommitRecord | TombstoneRecord) -> bool:
-    """Returns whether training goes on from this commit; not from a post-mortem, perhaps half a step, or a lost one."""
-    return record.kind not in ("exception", "lost")
-
-
-def ancestry(
-    records: Sequence[CommitRecord | TombstoneRecord], *, to: str | None = None
-) -> list[CommitRecord | TombstoneRecord]:
-    """Returns the head and all it descends from, oldest first; pruned ones still carry the line.
-
-    Args:
-        records: of one run, in the order of commits.
-        to: id of the commit that stands in for the head.
-    """
-    by_id = {record.id: record for record in records}
-    line: list[CommitRecord | TombstoneRecord] = []
-    newest = next((record for record in reversed(records) if may_be_head(record)), None)
-    current = newest if to is None else by_id.get(to)
-    while current is not None:
-        line.append(current)
-        above = by_id.get(current.parent) if current.parent is not None else None
-        # a parent was committed before its children, whatever a record says
-        current = above if above is not None and above.seq < current.seq else None
-    return line[::-1]
-
-
-def abandoned_ids(records: list[CommitRecord | TombstoneRecord], *, origin: str | None) -> frozenset[str]:
-    """Returns the ids of what a rollback left behind: off the line of the head, and no post-mortem.
-
-    A line that ends at a damaged record says nothing of what was committed before its own first commit.
-
-    Args:
-        records: of one run, in the order of commits.
-        origin: id of the checkpoint that the run started from, or None.
-    """
-    line = ancestry(records)
-    on_line = {record.id for record in line}
-    is_open = bool(line) and (line[0].kind == "lost" or line[0].parent not in (None, origin))
-    known_from = line[0].seq if is_open else 0
-    return frozenset(
-        record.id for record in records if record.id not in on_line and may_be_head(record) and record.seq > known_from
-    )

@@ -12,10 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simckpt import provenance, query
+from simckpt import damage, provenance, query
 from simckpt.catalog import Catalog
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import CheckpointNotFoundError, ConflictError, DamagedError, NotAStoreError, StoreError
+from simckpt.errors import (
+    CheckpointNotFoundError,
+    ConflictError,
+    DamagedError,
+    FormatError,
+    NotAStoreError,
+    StoreError,
+    UnsupportedFormatError,
+)
 from simckpt.listing import RunContents, listed, matching
 from simckpt.run import Run
 from simckpt.storage import Leftovers, RunRecord, StoreFiles
@@ -88,7 +96,8 @@ class Store:
     def start(self, name: str, *, experiment: str | None = None) -> Run:
         """Returns the run to write to: a new one, or the existing one of that name, to go on with.
 
-        The run stays claimed by this process until `Run.close`, the end of a `with`, or the end of the process.
+        The run stays claimed by this process until `Run.close`, the end of a `with`, or the end of the process. Started
+        once more by this process before it has a checkpointer, it passes to the new `Run`, and the old one is closed.
 
         Args:
             name: letters, digits, dots, underscores and hyphens, at most 100.
@@ -96,7 +105,7 @@ class Store:
 
         Raises:
             InvalidNameError: the name cannot be a folder.
-            RunLockedError: another process is writing this run.
+            RunLockedError: another process is writing this run, or this one has a checkpointer for it.
         """
         files = self.made()
         # now, for the files may be edited while the run trains
@@ -108,6 +117,7 @@ class Store:
         try:
             run = Run(files, name, claim=claim, git=git, experiment=experiment)
             run.log("started", git=commit, versions=dict(provenance.versions()))
+            files.keep_reserve()
         except BaseException:
             claim.release()
             raise
@@ -166,11 +176,11 @@ class Store:
             catalog.forget_other_runs(names)
             for name in names:
                 try:
-                    run, contents = Run(self.files, name), catalog.contents(name)
+                    contents = catalog.contents(name)
                 except StoreError as error:
                     found.append(RunContents(name, None, [], ((None, error),)))
                     continue
-                found.append(listed(self.files, run, contents, abandoned=abandoned))
+                found.append(listed(self.files, name, contents, abandoned=abandoned))
         return sorted(found, key=lambda each: (math.inf if each.run is None else each.run.created, each.name))
 
     def checkpoints(
@@ -185,24 +195,32 @@ class Store:
         Args:
             where: a condition such as `"eval/return > 3000 and git.commit = '4f2c9a1'"`; `simckpt.query` describes it.
             abandoned: also those that the head of their run does not descend from.
-            damaged: receives {(run, commit number or None for the run's record): error}, so that damaged records hide
-                no others; without it the first of them is raised. Where the condition asks for what a record of a start
+            damaged: receives {(run, commit number or None for the run's record): error} of damaged records, which hide
+                no others. Where the condition asks for what a record of a start
                 holds and that is damaged, its error is there once, by the first of its checkpoints, none of which has
                 these facts.
 
         Raises:
             QueryError: the condition has no meaning, or has a name that nothing in the store has.
-            DamagedError, FormatError: a record cannot be trusted.
+
+        Warns:
+            DamageWarning: of the damaged records, if there is no `damaged` to receive them.
         """
         wanted = None if where is None else query.parse(where)
         found: list[Checkpoint] = []
+        passed: dict[tuple[str, int | None], StoreError] = {} if damaged is None else damaged
         for contents in self.contents(abandoned=abandoned):
             for seq, error in contents.damaged:
-                if damaged is None:
-                    raise error
-                damaged[contents.name, seq] = error
+                passed[contents.name, seq] = error
             found += contents.checkpoints
-        return found if where is None or wanted is None else matching(where, wanted, found, damaged)
+        if where is not None and wanted is not None:
+            found = matching(where, wanted, found, passed)
+        if damaged is None:
+            of_runs = {f"the record of run {run!r}": error for (run, seq), error in passed.items() if seq is None}
+            for name in {run for run, _ in passed}:
+                of_runs |= damage.of_commits(name, {seq: e for (run, seq), e in passed.items() if run == name and seq})
+            damage.warn_of_damage(of_runs)
+        return found
 
     def import_checkpoint(self, source: Checkpoint | str | os.PathLike[str], *, run: str | None = None) -> Checkpoint:
         """Returns the copy of a checkpoint of another store, as the first of a run of its own; made unless it is there.
@@ -218,15 +236,18 @@ class Store:
 
         Raises:
             InvalidNameError: the name cannot be a folder.
-            ConflictError: a run of the given name exists, or the checkpoint is in the store already under another one.
+            ConflictError: a run of the given name exists, or the checkpoint is in the store already under another one,
+                or its import was begun there and interrupted.
             ExportNotFoundError: there is no such file.
-            DamagedError, FormatError: the source cannot be trusted; nothing was written.
+            DamagedError, FormatError: the source cannot be trusted; no run was made.
             UnsupportedFormatError: the file needs a newer simckpt, or a package that is not installed.
+            RunLockedError: an interrupted import is to go on in a run that another process is writing.
             StorageError: the disk refused.
         """
-        from simckpt.branching.importing import import_checkpoint
+        from simckpt.branching import importing
 
-        return import_checkpoint(self.made(), source, run=run)
+        found = importing.opened(source, run=run)
+        return importing.import_checkpoint(self.made(), found, run=run)
 
     def compact(self, *, dry_run: bool = False) -> Leftovers:
         """Frees what nobody refers to, and returns what that was.
@@ -246,7 +267,9 @@ class Store:
         """
         return self.files.leftovers() if dry_run else self.files.compact()
 
-    def archive(self, url: str | os.PathLike[str] | None = None, *, policy: KeepPolicy | None = None) -> Archive:
+    def archive(
+        self, url: str | os.PathLike[str] | None = None, *, policy: KeepPolicy | None = None, new: bool = False
+    ) -> Archive:
         """Returns the archive of this store, a copy in an object store or on another disk; reaches for nothing yet.
 
         The address is kept in the store, so that later processes find it; credentials are not, and may not stand in it:
@@ -262,6 +285,8 @@ class Store:
                 folder, for this store alone; the one that the store knows if None, which you must have named
                 once: a store from somebody else could name any place.
             policy: which checkpoints stay on the disk as well, such as `simckpt.KeepLast(3)`; all of them if None.
+            new: whether another archive may take the place of the one that the store knows, when that is lost for
+                good; `Archive.move` refuses if the state of any checkpoint is in the old one alone.
 
         Raises:
             ConfigurationError: no address is known, or one with secrets in it; or obstore is not installed.
@@ -271,7 +296,7 @@ class Store:
         """
         from simckpt.archive import Archive
 
-        return Archive(self.made() if url is not None else self.files, url, policy=policy)
+        return Archive(self.made() if url is not None else self.files, url, policy=policy, new=new)
 
     def check(
         self,
@@ -356,13 +381,27 @@ class Store:
         Raises:
             CheckpointNotFoundError: no checkpoint, or more than one, has that address.
             RunNotFoundError: the part before `@` is no run.
+            DamagedError, FormatError: the newest record of the run is asked for and cannot be trusted.
+
+        Warns:
+            DamageWarning: damaged records were passed over, that of the run perhaps.
         """
         if address in self.files.runs():
-            return self.run(address).latest()
+            return self._readable(address).latest()
         if "@" in address:
             name, _, place = address.rpartition("@")
-            return self._at(self.run(name), place)
+            return self._at(self._readable(name), place)
         return self._by_id(address)
+
+    def _readable(self, name: str) -> Run:
+        """Returns a run to find checkpoints in, with a warning if its record is damaged; never handed out."""
+        try:
+            return self.run(name)
+        except UnsupportedFormatError:
+            raise
+        except (DamagedError, FormatError) as error:
+            damage.warn_of_damage({f"the record of run {name!r}": error}, stacklevel=3)
+            return Run(self.files, name, record=RunRecord(id="0" * 32, name=name, created=0.0))
 
     def _at(self, run: Run, place: str) -> Checkpoint:
         if place == "latest":
@@ -381,16 +420,15 @@ class Store:
                 f"{MIN_ID_PREFIX} hex digits), `run`, `run@latest` or `run@<step>`"
             )
         # by the records alone: one damaged record must not hide the checkpoints of the others
-        found = [
-            checkpoint
-            for contents in self.contents()
-            for checkpoint in contents.checkpoints
-            if checkpoint.id.startswith(prefix)
-        ]
+        held = [(each, contents) for contents in self.contents() for each in contents.checkpoints]
+        found = [checkpoint for checkpoint, _ in held if checkpoint.id.startswith(prefix)]
         if len(found) != 1:
             count = "no checkpoint" if not found else f"{len(found)} checkpoints, give more digits:"
             listing = " ".join(repr(checkpoint) for checkpoint in found)
             raise CheckpointNotFoundError(f"store {self.path} has {count} {prefix} {listing}".rstrip())
+        (holder,) = (contents for checkpoint, contents in held if checkpoint is found[0])
+        of_run = {f"the record of run {holder.name!r}": error for seq, error in holder.damaged if seq is None}
+        damage.warn_of_damage(of_run, stacklevel=3)
         return found[0]
 
 

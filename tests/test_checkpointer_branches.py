@@ -2,6 +2,8 @@
 
 # ruff: noqa: PT012 - what is tested is the body of a context
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -306,13 +308,15 @@ def trained(store: simckpt.Store, make=many, args=SHAPED) -> simckpt.Checkpoint:
 def test_what_fresh_forgets_is_named_with_the_override_and_what_would_declare_it(store, forgotten: str) -> None:
     trained(store).branch("b", {"num_envs": 5, "clip": 0.1})
     run, checkpointer, components = shaped(store, "b", SHAPED, {"num_envs": OF_ENVS - {forgotten}}, many, clip="loop")
-    with pytest.warns(simckpt.BranchWarning), pytest.raises(StateMismatchError) as caught:
+    with pytest.raises(StateMismatchError) as caught:
         checkpointer.restore_latest()
     (problem,) = caught.value.problems
     assert problem.startswith(forgotten)
-    declared = ", ".join(map(repr, sorted(OF_ENVS)))
     assert "The run changes 'num_envs' (2 -> 5). Where other shapes follow" in str(caught.value)
-    assert f"fresh={{'num_envs': {{{declared}}}}}" in str(caught.value)
+    assert (
+        f"add what begins anew to the fresh of simckpt.Hyperparameters, as in fresh={{'num_envs': {{{forgotten!r}}}}}"
+        in str(caught.value)
+    )
     # nothing was touched
     assert (components["loop"].observations.shape, components["loop"].clip) == ((5, 3), 0.1)
     run.close()
@@ -443,4 +447,95 @@ def test_what_a_rollback_changed_is_watched_by_later_starts(store) -> None:
     objects.advance()
     with pytest.raises(OverrideNotAppliedError, match=r"'learning_rate' was restored as 0\.05, but .* has 0\.1"):
         checkpointer.step(objects.loop.step)
+    run.close()
+
+
+def history_of(store: simckpt.Store, name: str, *, device: str, until: int) -> list[float]:
+    """Trains a run whose loop keeps a list that grows, and whose arguments hold its name; returns that list."""
+    with store.start(name) as run:
+        args = {"gamma": 0.9, "env": "Ant-v5"}
+        run.configure({**args, "device": device, "run": name}, defaults=args, free={"device"})
+        loop = simckpt.LoopState(step=0, history=[0.0])
+        hyperparameters = simckpt.Hyperparameters(from_args={"gamma", "env"})
+        with run.checkpointer(
+            {"loop": loop}, save_when=simckpt.EverySteps(1), hyperparameters=hyperparameters, background=None
+        ) as checkpointer:
+            checkpointer.restore_latest()
+            while loop.step < until:
+                loop.step += 1
+                loop.history.append(float(loop.step))
+                checkpointer.step(loop.step)
+    return loop.history
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"], ids=["same-device", "free-key-given"])
+@pytest.mark.parametrize("overrides", [{}, {"gamma": 0.5}, {"env": "Hopper-v5"}], ids=str)
+def test_a_list_that_has_grown_is_restored_whatever_else_is_called_otherwise(
+    store, overrides: dict, device: str
+) -> None:
+    history_of(store, "a", device="cpu", until=4)
+    store.run("a").latest().branch("b", overrides)
+    assert history_of(store, "b", device=device, until=6) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_overrides_that_change_sizes_together_are_refused_and_each_is_named(store) -> None:
+    def make(args: dict) -> dict:
+        shape = args["num_steps"], args["num_envs"], 3
+        loop = simckpt.LoopState(step=0, buffer=np.zeros(shape), flat=np.zeros(shape[0] * shape[1]))
+        return {"loop": loop, "running": np.zeros(shape[1])}
+
+    args = {"gamma": 0.9, "num_envs": 2, "num_steps": 128}
+    trained(store, make, args).branch("b", {"gamma": 0.5, "num_envs": 4, "num_steps": 192})
+    run, checkpointer, _ = shaped(store, "b", args, {}, make)
+    with pytest.raises(StateMismatchError) as caught:
+        checkpointer.restore_latest()
+    named = {problem.split(":")[0] for problem in caught.value.problems}
+    assert named == {"loop/buffer", "loop/flat", "running"}
+    both = {"loop/buffer", "loop/flat"}
+    fresh = "{'num_envs': {'loop/buffer', 'loop/flat', 'running'}, 'num_steps': {'loop/buffer', 'loop/flat'}}"
+    assert f"as in fresh={fresh}: " in str(caught.value)
+    run.close()
+    # what the advice says works
+    run, checkpointer, components = shaped(store, "b", args, {"num_envs": {*both, "running"}, "num_steps": both}, make)
+    with pytest.warns(simckpt.BranchWarning, match="'num_envs', 'num_steps'"):
+        assert checkpointer.restore_latest().step == 1
+    assert components["loop"].buffer.shape == (192, 4, 3)
+    run.close()
+
+
+def test_a_value_that_is_no_number_inside_of_a_dict_has_not_changed(store) -> None:
+    args = {"options": {"limit": float("nan")}}
+
+    def make(args: dict) -> dict:
+        return {"loop": simckpt.LoopState(step=0, observations=1)}
+
+    def observations(name: str) -> int:
+        run, checkpointer, components = shaped(store, name, args, {"options": {"loop/observations"}}, make)
+        with run, checkpointer:
+            checkpointer.restore_latest()
+            found, components["loop"].observations = components["loop"].observations, 99
+            checkpointer.save(1)
+        return found
+
+    assert observations("a") == 1
+    store.run("a").latest().branch("b")
+    assert (observations("a"), observations("b")) == (99, 99)
+
+
+@pytest.mark.parametrize("how", ["step", "save", "end"])
+def test_what_no_step_has_used_yet_is_told_of_the_line_of_the_program(store, origin, how: str) -> None:
+    origin.latest().branch("b", {"learning_rate": 0.01})
+    run, checkpointer, _ = begin(store, "b", background=None)
+    with warnings.catch_warnings(record=True) as told, checkpointer:
+        warnings.simplefilter("always")
+        checkpointer.restore_latest()
+        if how == "step":
+            checkpointer.step(80)
+        elif how == "save":
+            checkpointer.save(80)
+        else:
+            checkpointer.step(61)
+    assert {each.filename for each in told} == {__file__}
+    # at the save, which the end is no second time, and at the end
+    assert [" saves step " in str(each.message) for each in told] == ([False] if how == "end" else [True, False])
     run.close()

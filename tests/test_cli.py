@@ -132,10 +132,10 @@ def test_ls_shows_a_run_whose_record_is_damaged_among_the_others(path) -> None:
     code, output, _ = call("ls", path)
     assert code == 0
     rows = [line.split() for line in output.splitlines()[1:]]
-    assert [row[0] for row in rows] == ["ant", "ant", "cow", "bee"]
+    assert [row[0] for row in rows] == ["ant", "ant", "cow", "bee", "bee", "bee"]
     assert rows[-1][1] == "damaged"
     bee = json.loads(call("ls", path, "--json")[1])[-1]
-    assert (bee["run"], bee["id"], bee["checkpoints"]) == ("bee", None, [])
+    assert (bee["run"], bee["id"], len(bee["checkpoints"])) == ("bee", None, 2)
     assert "run.json" in bee["damaged"][0]["error"]
 
 
@@ -239,7 +239,8 @@ def test_diff_of_different_checkpoints_is_exit_code_1_and_says_how_far_apart(pat
     assert (code, errors) == (1, "")
     (row,) = [line for line in output.splitlines() if line.startswith("counter/values")]
     assert "4 of 4 elements differ, at most 0.5 apart" in row
-    assert "different in 1 places" in output
+    assert "different in 1 place" in output
+    assert "1 places" not in output
     code, output, _ = call("diff", path, "ant", "cow", "--json")
     assert code == 1
     result = json.loads(output)

@@ -196,4 +196,7 @@ def test_a_comparison_shows_itself_in_a_notebook(store) -> None:
     html = compare(a, b)._repr_html_()
     assert "&lt;x&gt;" in html
     assert "2 of 2 elements differ" in html
+    assert "1 place differs: A" in html
+    both = compare(looped(store, "c", x=1, y=1), looped(store, "d", x=2, y=2))
+    assert "2 places differ: A" in both._repr_html_()
     assert "identical" in compare(a, a)._repr_html_()

@@ -240,8 +240,13 @@ def test_the_state_at_the_limit_is_kept_for_a_post_mortem(store) -> None:
 
 def test_the_policy_may_go_on_after_its_last_rollback(store) -> None:
     policy = replace(POLICY, changes=simckpt.Reseed(), max_rollbacks=1, then="continue")
-    assert simckpt.supervise(train, store, policy=policy).loop.step == 200
+    with pytest.warns(simckpt.UpkeepWarning, match="it would once more: eval/return fell .* training goes on") as told:
+        assert simckpt.supervise(train, store, policy=policy).loop.step == 200
     assert [each.kind for each in store.run("a").checkpoints(abandoned=True)].count("rollback") == 1
+    # all evaluations after it have fallen, and it is said once
+    assert len(told) == 1
+    (event,) = [event for event in events(store) if event["event"] == "no rollback"]
+    assert event["reason"].endswith("max_rollbacks=1 is reached, and training goes on")
 
 
 @pytest.mark.parametrize("what", ["loss", "parameter", "moment", "return"])
@@ -280,7 +285,7 @@ def test_parameters_are_looked_at_before_they_are_saved(store) -> None:
     model = torch.nn.Linear(2, 2)
     run, policy = store.start("a"), replace(POLICY, changes=simckpt.Reseed())
     checkpointer = run.checkpointer({"model": model}, save_when=simckpt.EverySteps(10), rollback=policy)
-    checkpointer.step(10, {"eval/return": [1.0, 2.0]}).wait()
+    checkpointer.step(10, {"eval/return": [1.0, 2.0] * 5}).wait()
     with torch.no_grad():
         model.weight[0, 0] = torch.inf
     assert checkpointer.step(11) is None
@@ -308,7 +313,7 @@ def test_rows_collected_since_the_target_are_kept_or_dropped(store, keep: bool) 
         loop.step += 1
         row = np.full((1, 3), loop.step, "float32")
         buffer.add(row, row, row[:, 0], np.array([False]), np.array([False]), row)
-        metrics = {"eval/return": [1.0, 2.0]} if loop.step == 10 else {}
+        metrics = {"eval/return": [1.0, 2.0] * 5} if loop.step == 10 else {}
         checkpointer.step(loop.step, {"loss": np.nan} if loop.step == 25 else metrics)
     # nothing is confirmed yet: the newest checkpoint is the target
     assert loop.step == 20
@@ -327,7 +332,7 @@ def test_a_function_changes_what_it_likes_and_that_is_part_of_the_commit(store) 
         components["loop"].clip = -level
 
     with pytest.raises(RolledBack):
-        train(store, policy=replace(POLICY, changes=simckpt.Call(clear)))
+        train(store, policy=replace(POLICY, changes=simckpt.Call(clear), max_rollbacks=1))
     assert store.run("a").latest()["loop"]["clip"] == -1
 
 
@@ -510,13 +515,13 @@ def test_rows_that_cannot_be_put_back_are_told_and_have_to_be_restored(store, mo
     for loop.step in range(1, 26):
         row = np.full((1, 3), loop.step, "float32")
         buffer.add(row, row, row[:, 0], np.array([False]), np.array([False]), row)
-        checkpointer.step(loop.step, {"eval/return": [1.0, 2.0]} if loop.step == 10 else {})
+        checkpointer.step(loop.step, {"eval/return": [1.0, 2.0] * 5} if loop.step == 10 else {})
     checkpointer.wait()
     with monkeypatch.context() as patch:
         patch.setattr(
             checkpointer._saver._files, "publish", lambda *_: (_ for _ in ()).throw(StorageError("the disk refused"))
         )
-        with pytest.raises(HalfRestoredError, match="the disk refused") as caught:
+        with pytest.raises(HalfRestoredError, match=r"the disk refused.*start the same command again") as caught:
             checkpointer.step(25, {"loss": np.nan})
     assert caught.value.components == ("replay",)
     with pytest.raises(ConfigurationError, match="restore_latest"):
@@ -730,7 +735,7 @@ def test_what_would_fail_at_night_is_refused_at_the_start(store, monkeypatch) ->
         make(simckpt.Scale(gamma=0.5), in_place=True)
     make(simckpt.Scale(gamma=0.5))
     run.configure({**ARGS, "layers": [4]})
-    with pytest.raises(ConfigurationError, match="room for 1024: layers"):
+    with pytest.raises(ConfigurationError, match="room for 1792: layers"):
         make(simckpt.SetTo(layers=list(range(400))))
     with pytest.raises(ConfigurationError, match="cannot change 'num_envs'"):
         make(simckpt.SetTo(num_envs=4))
@@ -738,6 +743,125 @@ def test_what_would_fail_at_night_is_refused_at_the_start(store, monkeypatch) ->
         run.checkpointer(objects.components, save_when=EACH, rollback="eval/return")
     with pytest.raises(ConfigurationError, match="in_place"):
         run.checkpointer(objects.components, save_when=EACH, in_place=True)
+    run.close()
+
+
+@pytest.mark.parametrize("text", ["x", "\u044f", "\U0001f600"], ids=["ascii", "cyrillic", "beyond"])
+def test_what_is_not_refused_at_the_start_has_room_in_the_record(store, text: str) -> None:
+    loops = {"loop": simckpt.LoopState(step=0, prompt=""), text * 20: simckpt.LoopState(v=1)}
+
+    run = store.start("a" * 100)
+    run.configure({"prompt": ""}, defaults={"prompt": ""})
+
+    def begin(length: int) -> simckpt.Checkpointer:
+        changes = simckpt.SetTo(prompt=text * length) & simckpt.KeepRows(text * 20) & simckpt.Reseed()
+        return run.checkpointer(
+            loops,
+            save_when=EACH,
+            hyperparameters=simckpt.Hyperparameters({"prompt": (loops["loop"], "prompt")}),
+            rollback=simckpt.RollbackPolicy("eval/return", changes=changes),
+            in_place=True,
+        )
+
+    fits, too_long = 1, 2000
+    while too_long - fits > 1:
+        length = (fits + too_long) // 2
+        try:
+            begin(length)
+            fits = length
+        except ConfigurationError:
+            too_long = length
+    with pytest.raises(ConfigurationError, match="has room for"):
+        begin(too_long)
+    checkpointer = begin(fits)
+    checkpointer.save(10)
+    # the reason is told as far as there is room
+    save = checkpointer.step(20, {f"loss {text * 150}": np.nan})
+    assert save.kind == "rollback"
+    assert loops["loop"].prompt == text * fits
+    assert save.wait().rollback["reason"].startswith(f"loss {text * 30}")
+    run.close()
+
+
+def explode(components, level: int) -> None:
+    raise ZeroDivisionError("no")
+
+
+@pytest.mark.parametrize("change", [simckpt.Scale(learning_rate=0.5), simckpt.Reseed()], ids=repr)
+def test_a_rollback_that_fails_leaves_what_the_branch_has_set_and_its_watch(store, change) -> None:
+    def begin(name: str, policy: simckpt.RollbackPolicy | None):
+        run, settings = store.start(name), {"clip": 1.0}
+        args = run.configure({"learning_rate": HOT, "clip": 1.0}, defaults={"learning_rate": HOT, "clip": 1.0})
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=args["learning_rate"])
+        hyperparameters = simckpt.Hyperparameters({"learning_rate": optimizer, "clip": (settings, "clip")})
+        checkpointer = run.checkpointer(
+            {"optimizer": optimizer, "loop": simckpt.LoopState(v=1)},
+            save_when=simckpt.AtSteps(10),
+            hyperparameters=hyperparameters,
+            rollback=policy,
+            in_place=policy is not None,
+        )
+        return run, checkpointer, optimizer, settings
+
+    run, checkpointer, *_ = begin("a", None)
+    checkpointer.save(10).branch("b", {"learning_rate": 0.5, "clip": 0.25})
+    run.close()
+    run, checkpointer, optimizer, settings = begin("b", replace(POLICY, changes=change & simckpt.Call(explode)))
+    checkpointer.restore_latest()
+    with pytest.raises(ZeroDivisionError):
+        checkpointer.step(20, {"loss": np.nan})
+    # no component holds it: nobody else would put it back
+    assert (optimizer.param_groups[0]["lr"], settings) == (0.5, {"clip": 0.25})
+    checkpointer.step(21)
+    optimizer.param_groups[0]["lr"] = HOT
+    optimizer.step()
+    with pytest.raises(OverrideNotAppliedError, match=r"'learning_rate' was set to 0\.5"):
+        checkpointer.step(22)
+    run.close()
+
+
+@pytest.mark.filterwarnings("ignore::simckpt.BranchWarning", "ignore:.* replay one another:simckpt.UpkeepWarning")
+@pytest.mark.parametrize("rng", ["continue", "reseed"])
+@pytest.mark.parametrize("change", [simckpt.Reseed(), simckpt.SetTo(bonus=2.0)], ids=repr)
+def test_what_began_afresh_is_reseeded_by_a_rollback_to_the_origin_if_that_says_so(store, rng: str, change) -> None:
+    """What a branch has built itself returns to its beginning bit for bit, or draws other numbers at each try."""
+
+    def begin(name: str):
+        run = store.start(name)
+        args = run.configure({"num_envs": 2, "bonus": 1.0}, defaults={"num_envs": 2, "bonus": 1.0})
+        fresh, loop = (
+            np.random.default_rng([7, args["num_envs"]]),
+            simckpt.LoopState(bonus=1.0, rng=np.random.default_rng(8)),
+        )
+        hyperparameters = simckpt.Hyperparameters({"bonus": (loop, "bonus")}, fresh={"num_envs": {"fresh", "loop/rng"}})
+        checkpointer = run.checkpointer(
+            {"fresh": fresh, "loop": loop},
+            save_when=simckpt.AtSteps(10),
+            hyperparameters=hyperparameters,
+            rollback=replace(POLICY, changes=change),
+            in_place=True,
+        )
+        return run, checkpointer, fresh, loop
+
+    def streams() -> list[int]:
+        return [each.bit_generator.state["state"]["state"] for each in (fresh, loop.rng)]
+
+    run, checkpointer, fresh, loop = begin("a")
+    checkpointer.save(10).branch("b", {"num_envs": 3}, rng=rng)
+    run.close()
+    run, checkpointer, fresh, loop = begin("b")
+    made = streams()
+    checkpointer.restore_latest()
+    seen = [streams()]
+    assert seen == [made]
+    for step in (20, 30):
+        fresh.random(5), loop.rng.random(5)
+        assert checkpointer.step(step, {"loss": np.nan}).wait().kind == "rollback"
+        seen.append(streams())
+    if isinstance(change, simckpt.Reseed):
+        assert all(len(set(each)) == 3 for each in zip(*seen, strict=True))
+    else:
+        assert seen == [made] * 3
     run.close()
 
 
@@ -777,7 +901,7 @@ SENSELESS = [
 ]
 
 
-@pytest.mark.parametrize("values", SENSELESS, ids=repr)
+@pytest.mark.parametrize("values", SENSELESS, ids=lambda value: type(value).__name__)
 def test_what_is_no_real_number_is_refused_as_a_metric_by_name(values: Any) -> None:
     with pytest.raises(ConfigurationError, match="'eval/return'") as caught:
         decisions.checked_metrics({"loss": 1.0, "eval/return": values})

@@ -34,6 +34,7 @@ from simckpt.storage.archived import ArchiveRecord
 if TYPE_CHECKING:
     from simckpt.checkpoint import Checkpoint
 
+STOP = 5.0  # [s] of the grace of a scheduler, which the last save needs as well
 KEEP_FETCHED = 86_400.0  # [s] that a checkpoint which came back stays on the disk
 
 
@@ -53,6 +54,7 @@ class Archive:
         policy: which checkpoints stay on the disk.
         patience: how long to wait for the object store.
         keep_fetched: how long a checkpoint that came back stays on the disk, whatever the policy says [s].
+        new: whether another archive may take the place of the one that the store knows, which is lost for good.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Archive:
         policy: KeepPolicy | None = None,
         patience: Patience | None = None,
         keep_fetched: float = KEEP_FETCHED,
+        new: bool = False,
     ) -> None:
         if policy is not None and not isinstance(policy, KeepPolicy):
             raise ConfigurationError(f"policy is a policy such as simckpt.KeepLast(3), got {policy!r}", keys=["policy"])
@@ -70,6 +73,7 @@ class Archive:
         self._policy = policy or KeepAll()
         self._patience = patience
         self._keep_fetched = keep_fetched
+        self._new = new
         self._place = self._remembered(url)
         self._objects: Objects | None = None
         self._mover: Mover | None = None
@@ -112,20 +116,26 @@ class Archive:
         if self._objects is None:
             known = self._files.archive()
             # a disk that is not mounted must not become an empty archive
-            self._objects = Objects(self._place, self._patience, make=known is None or known.id is None)
+            make = known is None or known.id is None or self._new
+            self._objects = Objects(self._place, self._patience, make=make)
         return self._objects
 
     def _deed(self, objects: Objects, *, write: bool) -> Deed:
         """Returns whose the archive is, after a look whether it is this store's."""
         known = self._files.archive()
         deed = contents.read_deed(objects)
+        if self._new and write and known is not None and known.id is not None and (deed is None or deed.id != known.id):
+            self._check_none_depends()
+            known = replace(known, id=None)
         if deed is None and write and (known is None or known.id is None):
             deed = contents.write_deed(objects, owner=self._files.id)
         if deed is None and known is not None and known.id is None:
             raise CheckpointNotFoundError(f"nothing was moved to {self.url} yet: call Archive.move")
         if deed is None:
             raise ArchiveUnavailableError(
-                f"there is no archive at {self.url}: is it mounted? Was it moved? Name its place by Store.archive(url)"
+                f"there is no archive at {self.url}: is it mounted? Was it moved? Name its place by "
+                f"Store.archive(url). If it is lost for good, begin another one by Store.archive(url, new=True) or "
+                f"`simckpt archive --new`"
             )
         if deed.owner != self._files.id:
             whose = "a place that runs are pushed to" if deed.owner is None else f"the archive of store {deed.owner}"
@@ -138,6 +148,16 @@ class Archive:
         if (known.id, known.url) != (deed.id, self.url):
             self._files.write_archive(replace(known, id=deed.id, url=self.url))
         return deed
+
+    def _check_none_depends(self) -> None:
+        """Raises ConflictError if there are checkpoints whose state is in the old archive alone."""
+        alone = [f"{run} number {seq}" for run in self._files.runs() for seq in sorted(self._files.evicted(run))]
+        if alone:
+            more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+            raise ConflictError(
+                f"{len(alone)} checkpoints are in the old archive alone: {', '.join(alone[:5])}{more}. Name its place "
+                f"and fetch them, or prune them, before another archive takes its place"
+            )
 
     def move(self) -> Moved:
         """Makes one pass: copies what is new, reads it back, evicts what the policy lets go, removes what was pruned.
@@ -192,10 +212,12 @@ class Archive:
         """
         return self.bring_back(checkpoint.run, checkpoint.seq)
 
-    def bring_back(self, run: str, seq: int) -> list[str]:
-        """Does what `fetch` does, for a commit number."""
+    def bring_back(self, run: str, seq: int, *, dry_run: bool = False) -> list[str]:
+        """Does what `fetch` does, for a commit number; a dry run only names what the archive has of it."""
         objects = self._opened()
         self._deed(objects, write=False)
+        if dry_run:
+            return fetching.offered(objects, self._files, run, seq)
         brought = fetching.fetch(objects, self._files, run, seq)
         if brought:
             with contextlib.suppress(StoreError):
@@ -215,13 +237,25 @@ class Archive:
             # a store of its own: what a store keeps in mind is not made for two threads
             files = StoreFiles.open(self._files.path)
             twin = Archive(
-                files, self.url, policy=self._policy, patience=self._patience, keep_fetched=self._keep_fetched
+                files,
+                self.url,
+                policy=self._policy,
+                patience=self._patience,
+                keep_fetched=self._keep_fetched,
+                new=self._new,
             )
             self._mover = Mover(files, twin._pass, every=every)
             self._mover.start()
 
-    def stop(self, *, timeout: float = 60.0) -> None:
-        """Ends moving in the background; waits for the object under way, but no longer than `timeout` [s]."""
+    def stop(self, *, timeout: float = STOP) -> None:
+        """Ends moving in the background.
+
+        What is new is moved first, as far as that takes less than `timeout`; then the request under way is given up,
+        even if the server does not answer, and a later pass goes on from there. `move` waits until all is moved.
+
+        Args:
+            timeout: how long to wait [s]; it takes a second more at most.
+        """
         if self._mover is not None:
             mover, self._mover = self._mover, None
             mover.stop(timeout)
@@ -249,14 +283,25 @@ def _beating(claim: Claim, going_on: Callable[[], bool]) -> Callable[[], bool]:
 def bring_back(files: StoreFiles, run: str, seq: int, error: DamagedError | None = None) -> bool:
     """Brings back what is damaged or evicted of a checkpoint; returns whether anything was brought.
 
+    Args:
+        files: of the store.
+        run: the run's name.
+        seq: commit number.
+        error: the damage, which says so if the archive cannot be reached.
+
     Raises:
-        ArchiveUnavailableError, ArchiveDamagedError: the archive has a copy that does not help.
+        ArchiveUnavailableError: it is evicted, and the archive cannot be reached.
+        ArchiveDamagedError: the archive has a copy that does not help.
     """
     try:
         return bool(Archive(files).bring_back(run, seq))
     except ArchiveUnavailableError as unreachable:
         told = f"commit {seq} of run {run!r} is not here" if error is None else str(error)
-        raise ArchiveUnavailableError(f"{told}; its copy cannot be brought back: {unreachable}") from None
+        told = f"{told}; its copy cannot be brought back: {unreachable}"
+        if error is None or seq in files.evicted(run):
+            raise ArchiveUnavailableError(told) from None
+        error.args = (told, *error.args[1:])
+        return False
     except ArchiveDamagedError:
         raise
     except StoreError:

@@ -48,6 +48,12 @@ def fetch(objects: Objects, files: StoreFiles, run: str, seq: int) -> list[str]:
     return [*map(segments.file_name, gone), *wanted]
 
 
+def offered(objects: Objects, files: StoreFiles, run: str, seq: int) -> list[str]:
+    """Returns the names of the objects that an archive has of a checkpoint, in their sizes; none if one is missing."""
+    record, there = _record(objects, files, run, seq), contents.Listing(objects.list())
+    return list(contents.expected(record, run)) if record is not None and there.holds(run, record) else []
+
+
 def _record(objects: Objects, files: StoreFiles, run: str, seq: int) -> ArchivedRecord | None:
     with contextlib.suppress(DamagedError):
         record = archived.read_archived(files.path, run, seq)

@@ -14,6 +14,7 @@ from simckpt.storage import StoreFiles
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0  # [s] after a failed pass
 _LOOK = 0.2  # [s] between looks whether the program ends
+_LAST = 1.0  # [s] for giving up
 
 
 class Mover:
@@ -46,9 +47,11 @@ class Mover:
         """Ends it; what was new until now is moved first, as far as that takes less than `timeout` [s]."""
         self._stopping.set()
         self._thread.join(timeout)
-        self._abandoned.set()
         if self._thread.is_alive():
-            message = f"the archive did not get ready within {timeout:g} s: it ends with its next request, and the "
+            # the request under way is given up, which is as safe as a kill
+            self._abandoned.set()
+            self._thread.join(_LAST)
+            message = f"the archive did not get ready within {timeout:g} s: what was under way is given up, and the "
             warnings.warn(message + "next pass goes on from there", UpkeepWarning, stacklevel=3)
 
     def _ends(self) -> bool:

@@ -9,12 +9,13 @@ import io
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from simckpt.archive.places import Place
 from simckpt.errors import ArchiveDamagedError, ArchiveUnavailableError, ConfigurationError
@@ -24,6 +25,8 @@ from simckpt.storage.archived import Copied
 PORTION = 8 << 20  # [bytes] of one request of a large object
 RECORD_LIMIT = 1 << 28  # [bytes] of a small object: an index of a million leaves
 _PARTS = 5000  # of one upload; S3 takes 10,000
+
+_LOOK = 0.1  # [s] between looks, during a request, whether it is to be given up
 
 T = TypeVar("T")
 _memories: dict[str, Any] = {}
@@ -48,7 +51,7 @@ class Objects:
     """The objects at one place; every method raises ArchiveUnavailableError if the store cannot be reached or refuses.
 
     Attributes:
-        going_on: asked between the portions of large objects; if False, what is under way is given up.
+        going_on: asked before each request and all through it; if False, what is under way is given up.
 
     Args:
         place: where they are.
@@ -82,9 +85,15 @@ class Objects:
         return f"<Objects {str(self.place)!r}>"
 
     def _do(self, act: Callable[[], T], what: str) -> T:
+        request = _Request(act)
+        self._check_going_on()
+        # a thread that nobody waits for at the end: obstore does not hear Ctrl-C, and a server may never answer
+        threading.Thread(target=request.run, name="simckpt request", daemon=True).start()
+        while not request.done.wait(_LOOK):
+            self._check_going_on()
         # the error is made outside of the handler: what obstore tells may hold signed addresses, and would hang on it
         try:
-            return act()
+            return request.result()
         except FileNotFoundError:
             absent = True
         except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
@@ -150,6 +159,7 @@ class Objects:
             except ArchiveUnavailableError as error:
                 if _TIMED_OUT not in str(error):
                     raise
+            self._check_going_on()
             time.sleep(min(0.1 * 2**attempt, 5.0))
         return self._do(act, what)
 
@@ -236,6 +246,34 @@ class Objects:
         """Makes what was done to an object of a folder durable, as an object store does before it answers."""
         if self.place.scheme == "file":
             durable.sync_path(self._disk, Path(self.place.prefix), *name.split("/"))
+
+
+class _Request(Generic[T]):
+    """Something that is done in another thread, and its result."""
+
+    def __init__(self, act: Callable[[], T]) -> None:
+        self.done = threading.Event()
+        self._act = act
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._result.append(self._act())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.done.set()
+
+    def result(self) -> T:
+        # no cycle of error and traceback is left behind, which would keep what is uploaded in memory
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        return self._result[0]
 
 
 def _opened(place: Place, patience: Patience) -> Any:

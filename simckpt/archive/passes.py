@@ -80,14 +80,29 @@ class Pass:
         self.moved = Moved()
 
     def run(self) -> Moved:
-        """Returns what was done; raises ArchiveUnavailableError, after which the next pass goes on from here."""
-        for name in self._files.runs():
+        """Returns what was done; raises ArchiveUnavailableError, after which the next pass goes on from here.
+
+        What was pruned is removed first, which makes room there; and what is there already leaves the disk even if
+        nothing more can be written, as to an archive that is full.
+        """
+        runs, failed = self._files.runs(), None
+        for name in runs:
             with self._problems(f"run {name!r}"):
-                self._move_run(name)
-        with self._problems("segments here"):
-            self._files.free_evicted()
+                self._remove_pruned(name)
         with self._problems("segments in the archive"):
             self._free_segments()
+        for name in runs:
+            with self._problems(f"run {name!r}"):
+                try:
+                    if failed is None:
+                        self._move_run(name)
+                except ArchiveUnavailableError as error:
+                    failed = error
+                self._evict(name)
+        with self._problems("segments here"):
+            self._files.free_evicted()
+        if failed is not None:
+            raise failed
         return self.moved
 
     @contextlib.contextmanager
@@ -98,6 +113,15 @@ class Pass:
             raise
         except (StoreError, OSError) as error:  # also files that went away meanwhile
             self.moved.problems.append(f"{what}: {error}")
+
+    def _remove_pruned(self, name: str) -> None:
+        known = self._files.archived(name)
+        for record in self._files.records(name, damaged={}):
+            there = contents.manifest_object(name, record.seq) in self._listing.sizes
+            if isinstance(record, TombstoneRecord) and there and self._going_on():
+                noted = known.get(record.seq)
+                with self._problems(f"checkpoint {record.id} of run {name!r}"):
+                    self._remove(name, record, noted if noted and noted.archive == self._archive else None)
 
     def _move_run(self, name: str) -> None:
         records, evicted = self._files.records(name, damaged={}), self._files.evicted(name)
@@ -117,7 +141,6 @@ class Pass:
                     self._look_after(name, record, known.get(record.seq))
                 else:
                     self._bring(name, record, known.get(record.seq))
-        self._evict(name)
 
     def _bring(self, run: str, record: CommitRecord, known: ArchivedRecord | None) -> None:
         if known is not None and known.checkpoint == record.id and self._listing.holds(run, known):
@@ -155,6 +178,8 @@ class Pass:
         known, evicted = self._files.archived(run), self._files.evicted(run)
         for checkpoint in [*line, *others]:
             record = known.get(checkpoint.seq)
+            if not self._going_on():
+                return
             if checkpoint.id in stay or checkpoint.seq in evicted or record is None:
                 continue
             if record.archive != self._archive or not self._listing.holds(run, record) or self._is_back(run, record):

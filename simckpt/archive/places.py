@@ -13,6 +13,7 @@ from simckpt.storage.archived import URL_LIMIT
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_SLIP = re.compile(r"//|@")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _PART = re.compile(r"[^\x00-\x1f\x7f?#%\\]+")
 
@@ -53,6 +54,12 @@ def parse_place(address: str | os.PathLike[str]) -> Place:
         raise _wrong("it is no text, empty or too long")
     scheme = _SCHEME.match(text) if isinstance(address, str) else None
     if scheme is None:
+        # a slip such as s3//user:secret@bucket must not become a folder, whose name is written down
+        if isinstance(address, str) and (text.startswith("//") or (text[0] not in "/.~" and _SLIP.search(text))):
+            raise _wrong(
+                "it has a // or an @, but no s3:// or the like at its beginning; a folder of such a name is given as "
+                "an absolute path, or begins with ./"
+            )
         return Place("file", "", str(Path(text).expanduser().resolve()))
     if scheme[1].lower() not in SCHEMES:
         raise _wrong(f"{scheme[1]!r} is none of {', '.join(SCHEMES)}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from simckpt import configuration, provenance
+from simckpt.branching.arguments import check_rng
 from simckpt.branching.importing import import_checkpoint
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import BranchWarning, ConfigurationError, ConflictError
@@ -18,7 +19,6 @@ from simckpt.policies.arguments import in_kind_of
 from simckpt.run import Run
 from simckpt.storage import BranchRecord, RunRecord, StoreFiles
 from simckpt.storage.names import check_run_name
-from simckpt.storage.run_records import RNG_MODES
 from simckpt.suggest import nearest
 
 
@@ -44,8 +44,7 @@ def branch(
     Raises:
         as `Checkpoint.branch`.
     """
-    if rng not in RNG_MODES:
-        raise ConfigurationError(f"rng is one of {', '.join(map(repr, RNG_MODES))}, got {rng!r}", keys=["rng"])
+    check_rng(rng)
     values = origin.hyperparameters
     changed = checked_overrides(values, overrides, source=repr(origin))
     check_run_name(name)

@@ -26,16 +26,10 @@ from typing import Any, Protocol
 from simckpt.branching.children import end_group, has_ended, wait_for_end
 from simckpt.branching.functions import check_main_part
 from simckpt.errors import ConfigurationError, WorkerDiedError, WorkerFailedError
-from simckpt.policies.arguments import check_count
+from simckpt.policies.arguments import check_count, check_duration
 
 GRACE = 60.0  # for a process that was asked to end: it may have to write its last checkpoint [s]
 POLL = 0.1  # between two looks at whether a process still lives [s]
-
-
-def check_time(name: str, value: Any, *, least: float = 0.0) -> None:
-    """Checks for a number of seconds, finite and at least so many; raises ConfigurationError."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < math.inf:
-        raise ConfigurationError(f"{name} is a time of at least {least:g} s, got {value!r}", keys=[name])
 
 
 class Future(Protocol):
@@ -84,7 +78,7 @@ class LocalEngine:
     def __init__(self, max_workers: int | None = None, *, grace: float = GRACE) -> None:
         workers = len(os.sched_getaffinity(0)) if max_workers is None else max_workers
         check_count(workers, policy="LocalEngine, max_workers:", key="max_workers")
-        check_time("grace", grace)
+        check_duration(grace, policy="LocalEngine, grace:", key="grace", unit="seconds", least=0)
         self._grace = grace
         self._threads = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="simckpt-engine")
         self._futures: list[LocalFuture] = []

@@ -7,25 +7,23 @@ import html
 import os
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from simckpt.branching.arguments import HEARTBEAT, check_engine, check_origin, check_rng, check_times
 from simckpt.branching.branch import checked_overrides
-from simckpt.branching.engines import Engine, LocalEngine, check_time
-from simckpt.branching.functions import check_main_part
-from simckpt.branching.jobs import Train, branch_job, is_complete, made_folder, train_branch
+from simckpt.branching.engines import Engine, LocalEngine
+from simckpt.branching.jobs import Train, branch_job, is_complete, train_branch
 from simckpt.branching.progress import Bars
 from simckpt.branching.tracking import BranchResult, Tracked
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import ConfigurationError
-from simckpt.policies.arguments import check_duration
+from simckpt.configuration import same_values
+from simckpt.errors import ConfigurationError, ConflictError
 from simckpt.presentation import printable
 from simckpt.run import Run
-from simckpt.storage import StoreFiles
+from simckpt.storage import StoreFiles, durable
 from simckpt.storage.names import check_run_name
-from simckpt.storage.run_records import RNG_MODES
 
-HEARTBEAT = 1800.0  # of silence, after which a branch is given up [s]; an evaluation is silent, too
-SHORTEST = 1.0  # [s]; what a branch writes is looked at every `POLL`
 POLL = 0.2  # between two looks at the futures [s]
 _COLUMNS = ("run", "status", "step", "seconds", "error")
 
@@ -144,27 +142,27 @@ def fan_out(
             names what is defined in a script by where it is, so that what was trained by a script is trained on by it.
         engine: where the branches run; processes of this machine by default, as many as it has cores.
         rng: "continue" or "reseed", see `Checkpoint.branch`.
-        deadline: for each branch, from its start [s]; None: none.
+        deadline: for each branch, from its start, such a wait included [s]; None: none.
         heartbeat: how long a branch may be silent [s], at least 1: neither a checkpoint nor a heartbeat of
             `Checkpointer.step`, of which a branch is told to give three in that time. Longer than an evaluation takes,
             in which no step comes, and than a shared file system hides what another machine has written. Until its
-            first heartbeat a branch has two minutes in any case. None: for ever.
+            first heartbeat a branch has two minutes in any case, and twelve while a claim on it lies in the store: that
+            of a machine which is gone counts for ten, and the branch waits for its end. None: for ever.
         logs: a folder, in which a text file for each branch takes what it prints; None leaves that to the engine.
         progress: whether to draw progress bars.
 
     Raises:
-        ConfigurationError: overrides that do not fit the checkpoint, a run of that name that is not this branch, a
-            `train` that another process cannot find, or another argument that makes no sense. Nothing was started then.
+        ConfigurationError: overrides that do not fit the checkpoint, a `train` that another process cannot find, or
+            another argument that makes no sense. Nothing was made then.
+        ConflictError: a run of that name is not this branch. Nothing was made then, either.
         InvalidNameError: a name that no run can have.
         StorageError: the disk refused.
     """
     _check(checkpoint, variants, rng, logs)
     check_times(deadline, heartbeat)
     check_engine(engine)
-    if engine is None or isinstance(engine, LocalEngine):
-        check_main_part()
     files = checkpoint.files
-    folder = None if logs is None else made_folder(logs)
+    folder = None if logs is None else durable.made_folder(durable.Disk(), Path(logs))
     jobs = {
         name: branch_job(
             files.path, name, train, log=None if folder is None else folder / f"{name}.log", heartbeat=heartbeat
@@ -180,7 +178,7 @@ def fan_out(
             for name, each in tracked.items():
                 if not is_complete(each.run):
                     each.future = used.submit(train_branch, jobs[name])
-            results = watch(tracked, bars)
+            results = wait_for(tracked, bars)
         except BaseException:
             for each in tracked.values():
                 each.end()
@@ -204,33 +202,6 @@ def _check(checkpoint: Any, variants: Any, rng: Any, logs: Any) -> None:
             raise ConfigurationError(message, keys=[name])
 
 
-def check_origin(checkpoint: Any) -> None:
-    """Checks for a checkpoint to branch; raises ConfigurationError."""
-    if not isinstance(checkpoint, Checkpoint):
-        message = f"branches start from a checkpoint, such as `run.latest()`, got {checkpoint!r}"
-        raise ConfigurationError(message, keys=["checkpoint"])
-
-
-def check_rng(rng: Any) -> None:
-    """Checks for what is to become of random streams; raises ConfigurationError."""
-    if rng not in RNG_MODES:
-        raise ConfigurationError(f"rng is one of {', '.join(map(repr, RNG_MODES))}, got {rng!r}", keys=["rng"])
-
-
-def check_times(deadline: Any, heartbeat: Any) -> None:
-    """Checks how long a branch may run and may be silent; raises ConfigurationError."""
-    if deadline is not None:
-        check_duration(deadline, policy="a deadline", key="deadline", unit="seconds")
-    if heartbeat is not None:
-        check_time("heartbeat", heartbeat, least=SHORTEST)
-
-
-def check_engine(engine: Any) -> None:
-    """Checks for an engine, or None; raises ConfigurationError."""
-    if engine is not None and (isinstance(engine, type) or not callable(getattr(engine, "submit", None))):
-        raise ConfigurationError(f"an engine is such as `simckpt.LocalEngine(4)`, got {engine!r}", keys=["engine"])
-
-
 def _branches(
     files: StoreFiles, checkpoint: Checkpoint, variants: Mapping[str, Mapping[str, Any]], rng: str
 ) -> dict[str, Run]:
@@ -251,15 +222,15 @@ def _check_same(run: Run, checkpoint: Checkpoint, overrides: Mapping[str, Any], 
     problem = ""
     if run.branch is None or run.record.origin != checkpoint.id:
         problem = f"does not come from checkpoint {checkpoint.id}"
-    elif dict(run.overrides) != dict(overrides):
+    elif not same_values(run.overrides, overrides):
         problem = f"has the overrides {dict(run.overrides)}, not {dict(overrides)}"
     elif run.branch.rng != rng:
         problem = f"was branched with rng={run.branch.rng!r}, not {rng!r}"
     if problem:
-        raise ConfigurationError(f"run {run.name!r} exists and {problem}: choose another name", keys=[run.name])
+        raise ConflictError(f"run {run.name!r} exists and {problem}: choose another name")
 
 
-def watch(tracked: Mapping[str, Tracked], bars: Bars) -> dict[str, BranchResult]:
+def wait_for(tracked: Mapping[str, Tracked], bars: Bars) -> dict[str, BranchResult]:
     """Returns how the branches ended, when all have."""
     results: dict[str, BranchResult] = {}
     while len(results) < len(tracked):

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from simckpt.ancestry import ancestry
 from simckpt.branching import fan_out
+from simckpt.branching.branch import checked_overrides
 from simckpt.branching.engines import Engine
 from simckpt.branching.jobs import COMPLETE, branch_job, is_complete, train_branch
 from simckpt.branching.population import Decision, Member, PopulationBasedTraining
@@ -19,7 +21,7 @@ from simckpt.branching.progress import Bars
 from simckpt.branching.tracking import BranchResult, Tracked
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConflictError
-from simckpt.run import Run, ancestry
+from simckpt.run import Run
 from simckpt.storage import CommitRecord, StoreFiles
 
 ATTEMPTS = 2  # to train a member whose process was killed or interrupted; it goes on where it was
@@ -144,16 +146,21 @@ class PopulationTraining:
         self._heartbeat = heartbeat
         self._progress = progress
         self._job(name, step=0)  # refused before anything is made, if no other process can find the function
-        existing = set(self._files.runs())
-        self._runs = [self._first(f"{name}-{member:02d}", member, existing) for member in range(settings.size)]
+        self._runs = self._first({f"{name}-{member:02d}": settings.first(member) for member in range(settings.size)})
 
-    def _first(self, name: str, member: int, existing: set[str]) -> Run:
-        if name not in existing:
-            return self._origin.branch(name, self._settings.first(member), rng=self._settings.rng)
-        run = Run(self._files, name)
-        if run.record.origin != self._origin.id:
-            raise ConflictError(f"run {name!r} exists and does not come from {self._origin!r}: choose another name")
-        return run
+    def _first(self, members: Mapping[str, Mapping[str, Any]]) -> list[Run]:
+        """Returns the runs that members begin as, {name: overrides}; none is made if any of them cannot be."""
+        existing = set(self._files.runs())
+        values = self._origin.hyperparameters
+        for name, overrides in members.items():
+            if name not in existing:
+                checked_overrides(values, overrides, source=f"{self._origin!r} (member {name!r})")
+            elif Run(self._files, name).record.origin != self._origin.id:
+                raise ConflictError(f"run {name!r} exists and does not come from {self._origin!r}: choose another name")
+        return [
+            Run(self._files, name) if name in existing else self._origin.branch(name, overrides, rng=self._settings.rng)
+            for name, overrides in members.items()
+        ]
 
     def run(self, generations: int) -> Population:
         """Returns the population after so many generations.
@@ -274,7 +281,7 @@ class PopulationTraining:
                     if is_complete(run):
                         run.latest().untag(COMPLETE)  # of the generation before
                     tracked[run.name].future = self._engine.submit(train_branch, self._job(run.name, step=step))
-                return fan_out.watch(tracked, bars)
+                return fan_out.wait_for(tracked, bars)
             except BaseException:
                 for each in tracked.values():
                     each.end()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from simckpt.branching.targets import Loss, PutBack, Target, targets_of
+from simckpt.branching.holders import locate
+from simckpt.branching.targets import AttributeTarget, Loss, PutBack, Target, targets_of
 from simckpt.branching.watching import Watch, Watches
 from simckpt.configuration import plain
 from simckpt.errors import BranchWarning, ConfigurationError, OverrideNotAppliedError, SimckptError
@@ -37,7 +40,12 @@ class Hyperparameters:
             `(scheduler, group)` for one group. Its optimizer needs not be named. `ReduceLROnPlateau` has no base: the
             rate itself is set;
             `(object, "attribute")`, `(dict, "key")`.
-        from_args: keys that the program reads from its arguments alone; `Run.configure` has put them there.
+        from_args: keys that the program reads from its arguments alone, whenever it uses them; `Run.configure` has put
+            them there. A component that takes one when it is made, as `Dropout(args["p"])` does, has it in its state,
+            and the restore would bring the old value back. That is refused, where a number or text of the state has the
+            old value and the live component the new one. Of True, False, 0 and 1 nothing is concluded, for they are in
+            many places by chance, and of an optimizer's `lr`, which a loop with a schedule of its own sets: bind these
+            if nothing sets them. Nor is it seen in arrays, nor where only a result of the value is kept.
         fresh: key -> components, or `component/variable` of a `LoopState`, that a change of this key leaves as the
             program built them, because the saved ones have other shapes. An override that equals the origin's value
             changes nothing.
@@ -65,6 +73,7 @@ class Hyperparameters:
             raise ConfigurationError(message, keys=twice)
         self._watches = Watches()
         self._undo: list[PutBack] = []
+        self._before: list[Watch] = []  # what was watched when the last `apply` began
 
     def __repr__(self) -> str:
         return f"Hyperparameters({', '.join(sorted(self.keys)) or 'none'})"
@@ -100,14 +109,22 @@ class Hyperparameters:
                 raise OverrideNotAppliedError(
                     f"hyperparameter {key!r} is changed, but nothing says what holds it, so that the restored state "
                     f"would win in silence: declare it in simckpt.Hyperparameters, as {{{key!r}: optimizer}} or "
-                    f'{{{key!r}: (object, "attribute")}}, or in from_args={{{key!r}}} if the program reads it from '
-                    f"its arguments alone{nearest(key, sorted(self.keys))}",
+                    f'{{{key!r}: (object, "attribute")}}; {other_ways(key)}{nearest(key, sorted(self.keys))}',
                     key=key,
                 )
 
     def untouched(self, keys: Iterable[str]) -> frozenset[str]:
         """Returns the components and variables that a change of these keys leaves as the program built them."""
         return frozenset().union(*(self._fresh.get(key, frozenset()) for key in keys))
+
+    def locate(self, components: Mapping[str, Any]) -> Hyperparameters:
+        """Returns itself, once it knows where what is bound lies in the components, which a restore may replace.
+
+        Call it before each restore after which `apply` is called.
+        """
+        targets = itertools.chain.from_iterable(self._targets.values())
+        locate([target.holder for target in targets if isinstance(target, AttributeTarget)], components)
+        return self
 
     def apply(self, values: Mapping[str, Any]) -> None:
         """Sets hyperparameters in the live objects, checks that they are in force, and arms `verify`.
@@ -121,8 +138,7 @@ class Hyperparameters:
             OverrideNotAppliedError: a key that is not declared, or a target that did not take its value.
         """
         self.check(values)
-        self._watches.clear()
-        self._undo = []
+        self._before, self._undo = self._watches.clear(), []
         watches = [
             Watch(key, plain(key, value), target)
             for key, value in values.items()
@@ -134,7 +150,6 @@ class Hyperparameters:
             for watch in watches:
                 self._undo.append(_set(watch))
             for watch in watches:
-                watch.target.begin_watch()
                 watch.look()
                 watch.raise_if_lost("right after it was set")
         except BaseException:
@@ -172,8 +187,8 @@ class Hyperparameters:
         lacking = self.lacking(values)
         for key, value in values.items():
             if key not in lacking:
-                held = self._targets.get(key, ())
-                self._watches.add([Watch(key, plain(key, value), target, "was restored as") for target in held])
+                wanted, held = plain(key, value), self._targets.get(key, ())
+                self._watches.add([Watch(key, wanted, target, "was restored as", begun=True) for target in held])
                 continue
             warnings.warn(
                 f"hyperparameter {key!r} is {value!r} since a branch or a rollback, but in the restored state "
@@ -185,11 +200,15 @@ class Hyperparameters:
             )
 
     def take_back(self) -> None:
-        """Puts back what the last `apply` has set, and ends the watch: for a restore that failed after it."""
+        """Puts back what the last `apply` has set, for a restore that failed after it.
+
+        What was watched before is watched again, from its next look on: the rest of the state is not put back yet.
+        """
         self._watches.clear()
         for put_back in reversed(self._undo):
             put_back()
-        self._undo = []
+        self._watches.add([replace(watch, begun=False) for watch in self._before])
+        self._before, self._undo = [], []
 
     def look(self, when: str) -> None:
         """Checks that what was set is in force now, and goes on watching it; raises as `verify`, and says when."""
@@ -205,9 +224,9 @@ class Hyperparameters:
                 one that is bound.
         """
         if self._watches.verify():
-            self._undo = []
+            self._before, self._undo = [], []
 
-    def warn_if_unproven(self, what: str, *, again: bool = False) -> None:
+    def warn_if_unproven(self, what: str, *, again: bool = False, stacklevel: int = 2) -> None:
         """Warns, once after each `apply`, of values that no step of their optimizer has used yet.
 
         That is no error: a loop may collect experience for long before it learns. But the optimizer that is bound may
@@ -216,6 +235,7 @@ class Hyperparameters:
         Args:
             what: is done now, for the message.
             again: also if it was told before.
+            stacklevel: whose call is blamed, as in `warnings.warn`; by default the caller's.
 
         Warns:
             BranchWarning: with the keys and the optimizers.
@@ -228,8 +248,20 @@ class Hyperparameters:
                 f"optimizer that holds them has not stepped since: {listing}. If the loop has learned since, it steps "
                 "another optimizer: bind that one in simckpt.Hyperparameters",
                 BranchWarning,
-                stacklevel=6,
+                stacklevel=stacklevel,
             )
+
+
+def other_ways(key: str) -> str:
+    """Returns how to declare a key that no live object holds, for messages."""
+    ways = (
+        f"or in from_args={{{key!r}}} if the program reads it from its arguments alone; or, if it changes shapes, in "
+        f"fresh={{{key!r}: {{...}}}}, which names the components, or component/variable of a LoopState, that begin "
+        "anew with it"
+    )
+    if key == "seed":
+        ways += '. For other random numbers branch with rng="reseed" and leave the seed alone'
+    return ways
 
 
 def _set(watch: Watch) -> PutBack:

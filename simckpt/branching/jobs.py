@@ -64,7 +64,9 @@ def train_branch(job: Mapping[str, Any]) -> dict[str, Any]:
         if exit.code == EXIT_REQUEUE:
             status, error = "interrupted", "ended by a signal after a save"
         else:
-            status, error = "failed", traceback.format_exc()
+            # of flags that a script does not take, the traceback says no more than "SystemExit: 2"
+            hint = "" if job["log"] is None else f"; see the log {job['log']}"
+            status, error = "failed", traceback.format_exc().rstrip() + hint
     except KeyboardInterrupt:
         status, error = "interrupted", traceback.format_exc()
     except BaseException:
@@ -155,7 +157,11 @@ def mark_complete(run: Run) -> bool:
 def _wait_for_claim(store: Store, run: str) -> None:
     """Waits until nobody writes the branch: what an interrupted fan-out has left may still be about to end.
 
-    A job that was killed with its machine and put back into the queue waits until its old claim is stale.
+    A job that was killed with its machine and put back into the queue waits until its old claim is stale, for ten
+    minutes perhaps; `tracking.WAIT` grants it the time.
+
+    Raises:
+        RunLockedError: whoever writes the branch does not end.
     """
     started = time.monotonic()
     while True:
@@ -166,13 +172,6 @@ def _wait_for_claim(store: Store, run: str) -> None:
             if time.monotonic() - started > patience:
                 raise
         time.sleep(0.2)
-
-
-def made_folder(path: str | os.PathLike[str]) -> Path:
-    """Returns the absolute path of a folder after making what is missing of it; raises StorageError."""
-    folder = Path(path).absolute()
-    existing = next(each for each in (folder, *folder.parents) if each.exists())
-    return durable.make_folders(durable.Disk(), existing, *folder.relative_to(existing).parts)
 
 
 def _write_to(log: str | None) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simckpt import presentation
+from simckpt.ancestry import abandoned_ids
 from simckpt.branching import drawing
 from simckpt.catalog import Catalog, Contents
 from simckpt.errors import StoreError
-from simckpt.run import abandoned_ids
 from simckpt.storage import CommitRecord, ImportRecord, RunRecord, StoreFiles, TombstoneRecord
 
 Record = CommitRecord | TombstoneRecord

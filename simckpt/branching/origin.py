@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simckpt.ancestry import ancestry
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, StoreError
-from simckpt.run import ancestry
 from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord
 
 Records = Sequence[CommitRecord | TombstoneRecord]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from simckpt.branching.fan_out import HEARTBEAT, check_engine, check_origin, check_times
+from simckpt.branching.arguments import HEARTBEAT, check_engine, check_origin, check_rng, check_times
+from simckpt.branching.engines import Engine, LocalEngine
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError
-from simckpt.policies.arguments import check_count, check_metric
+from simckpt.policies.arguments import check_count, check_metric, is_number
 from simckpt.storage.names import check_run_name
 
 if TYPE_CHECKING:
-    from simckpt.branching.engines import Engine
     from simckpt.branching.generations import Population
     from simckpt.checkpoint import Checkpoint
 
@@ -40,8 +40,7 @@ class Range:
     log: bool = False
 
     def __post_init__(self) -> None:
-        bounds = (self.low, self.high)
-        numbers = all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds)
+        numbers = is_number(self.low) and is_number(self.high)
         if not numbers or not -math.inf < self.low < self.high < math.inf or (self.log and self.low <= 0):
             kind = "two finite numbers, the first below the second" + (" and above 0" if self.log else "")
             raise ConfigurationError(f"a Range needs {kind}, got {self.low!r} and {self.high!r}", keys=["low", "high"])
@@ -152,6 +151,7 @@ class PopulationBasedTraining:
         check_metric(self.metric, self.mode, policy="PopulationBasedTraining")
         check_count(self.interval, policy="PopulationBasedTraining", key="interval")
         check_count(self.size, policy="PopulationBasedTraining", key="size")
+        check_rng(self.rng)
         for wrong, message, key in (
             (self.size < 2, "size: a population has at least 2 members", "size"),
             (
@@ -165,7 +165,6 @@ class PopulationBasedTraining:
                 "factors: numbers above 0",
                 "factors",
             ),
-            (self.rng not in ("reseed", "continue"), "rng: 'reseed' or 'continue'", "rng"),
             (type(self.seed) is not int, "seed: a whole number", "seed"),
             (
                 not isinstance(self.explore, Mapping) or not self.explore,
@@ -228,7 +227,7 @@ class PopulationBasedTraining:
         values = self.explore[key]
         anew = draw() < self.resample
         if isinstance(values, Range):
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not is_number(value):
                 raise ConfigurationError(f"hyperparameter {key!r} is {value!r}, and no number to perturb", keys=[key])
             return values.sample(draw) if anew else values.perturb(value, _pick(self.factors, draw))
         if anew or value not in values:
@@ -277,16 +276,19 @@ class PopulationBasedTraining:
         Raises:
             CheckpointNotFoundError: no member came through a generation; the message has the error of the first.
             ConflictError: a run of such a name started elsewhere.
-            ConfigurationError: arguments that make no sense, or hyperparameters that the checkpoint's run lacks.
+            ConfigurationError: arguments that make no sense, values that do not fit the checkpoint's hyperparameters,
+                or a script that makes this call outside of its main part.
             StorageError: the disk refused.
         """
-        from simckpt.branching.engines import LocalEngine
         from simckpt.branching.generations import PopulationTraining
 
         check_origin(checkpoint)
         check_run_name(name)
         check_times(deadline, heartbeat)
         check_engine(engine)
+        if not callable(train):
+            message = f"train is a function, called as train(store, run, until_step=...), got {train!r}"
+            raise ConfigurationError(message, keys=["train"])
         check_count(generations, policy="PopulationBasedTraining.train, generations:", key="generations")
         with contextlib.ExitStack() as stack:
             used = engine if engine is not None else stack.enter_context(LocalEngine())
@@ -316,11 +318,11 @@ def _is_list(values: Any) -> bool:
 
 
 def _is_share(value: Any, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+    return is_number(value) and 0 <= value <= most
 
 
 def _is_factor(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return is_number(value) and 0 < value < math.inf
 
 
 def _shown(score: float | None) -> str:

@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from simckpt.branching.engines import GRACE, check_time
+from simckpt.branching.engines import GRACE
 from simckpt.branching.functions import described, function_of
 from simckpt.errors import ConfigurationError, WorkerDiedError, WorkerFailedError
+from simckpt.policies.arguments import check_duration, is_number
 
 
 class RayEngine:
@@ -47,11 +48,11 @@ class RayEngine:
         self, *, cpus: float = 1.0, gpus: float = 0.0, address: str | None = None, grace: float = GRACE
     ) -> None:
         for name, share in (("cpus", cpus), ("gpus", gpus)):
-            if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share < math.inf:
+            if not is_number(share) or not 0 <= share < math.inf:
                 raise ConfigurationError(f"{name} is a number of at least 0, got {share!r}", keys=[name])
         if address is not None and not isinstance(address, str):
             raise ConfigurationError(f"address is a text such as 'auto', got {address!r}", keys=["address"])
-        check_time("grace", grace)
+        check_duration(grace, policy="RayEngine, grace:", key="grace", unit="seconds", least=0)
         try:
             import ray
             import ray.util.scheduling_strategies

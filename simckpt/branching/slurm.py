@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from simckpt.branching.jobs import call_file, made_folder
+from simckpt.branching.jobs import call_file
 from simckpt.errors import ConfigurationError, WorkerDiedError
 from simckpt.policies.arguments import check_count
 from simckpt.signals import EXIT_REQUEUE
@@ -68,7 +68,7 @@ class SlurmEngine:
         self._warning = warning
         self._queue = _Queue()
         # unknown parameters are told now
-        self._executor(made_folder(self.folder), "simckpt")
+        self._executor(durable.made_folder(durable.Disk(), self.folder), "simckpt")
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> SlurmFuture:
         """Returns a future of `fn(*args)`.
@@ -83,10 +83,10 @@ class SlurmEngine:
         """
         call = call_file(fn, args)
         name = f"simckpt-{hashlib.sha256(call).hexdigest()[:16]}"
-        folder = made_folder(self.folder / name)
+        disk = durable.Disk()
+        folder = durable.made_folder(disk, self.folder / name)
         file = folder / "job.json"
         if not file.exists():
-            disk = durable.Disk()
             partial = folder / f"job.json.{os.getpid()}"
             durable.write_record(disk, partial, call)
             durable.replace_file(disk, partial, file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
@@ -9,11 +10,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from simckpt.branching.holders import Holder
+from simckpt.configuration import same_values
 from simckpt.errors import ConfigurationError
 from simckpt.state.walk import qualified_name
 from simckpt.suggest import nearest
 
 PutBack = Callable[[], None]
+
+_NOTHING = object()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +76,29 @@ class AttributeTarget:
     is_schedule = False
     moved = True
 
-    def __init__(self, where: str, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+    def __init__(self, where: str, holder: Holder) -> None:
         self.where = where
-        self._read = read
-        self._write = write
+        self.holder = holder
 
     def set(self, value: Any) -> PutBack:
         """Sets it, in the type that it has: a tensor or array in place, a list as a tuple where there was one."""
-        live = self._read()
-        old = copied(live)
-        if not fill(live, value):
-            self._write(like(live, value))
+        before = [(obj, self.holder.read(obj)) for obj in self.holder.objects()]
+        kept = [(obj, live, copied(live)) for obj, live in before]
 
         def put_back() -> None:
-            if not fill(live, old):
-                self._write(live)
+            for obj, live, old in kept:
+                if not fill(live, old):
+                    self.holder.write(obj, live)
 
+        try:
+            for obj, live in before:
+                if not fill(live, value):
+                    self.holder.write(obj, like(live, value))
+        except BaseException:
+            # what cannot be set cannot be put back either, and has not changed
+            with contextlib.suppress(Exception):
+                put_back()
+            raise
         return put_back
 
     def begin_watch(self) -> None:
@@ -94,8 +106,8 @@ class AttributeTarget:
 
     def find_loss(self, value: Any) -> Loss | None:
         """Returns what is there instead."""
-        found = self._read()
-        if holds(found, value):
+        found = next((each for each in self._values() if not holds(each, value)), _NOTHING)
+        if found is _NOTHING:
             return None
         return Loss(
             self.where,
@@ -104,6 +116,9 @@ class AttributeTarget:
             "let the program take it from the arguments that Run.configure returns. A value that the loop itself "
             "changes as it goes is no hyperparameter: bind what it is computed from, or name that in from_args",
         )
+
+    def _values(self) -> list[Any]:
+        return [self.holder.read(obj) for obj in self.holder.objects()]
 
 
 class OptionTarget:
@@ -234,9 +249,8 @@ def _plain_target(key: str, item: Any) -> Target:
         if not isinstance(owner, MutableMapping) or name not in owner:
             known = nearest(str(name), map(str, owner))
             raise ConfigurationError(f"hyperparameter {key!r}: the {what} has no entry {name!r}{known}", keys=[key])
-        return AttributeTarget(
-            f"the {what}'s entry {name!r}", lambda: owner[name], lambda value: owner.__setitem__(name, value)
-        )
+        where = f"the {what}'s entry {name!r}"
+        return AttributeTarget(where, Holder(key, owner, name, where))
     if not isinstance(name, str) or not hasattr(owner, name):
         known = nearest(str(name), (each for each in dir(owner) if not each.startswith("_")))
         raise ConfigurationError(f"hyperparameter {key!r}: {what} has no attribute {name!r}{known}", keys=[key])
@@ -245,7 +259,7 @@ def _plain_target(key: str, item: Any) -> Target:
             f"hyperparameter {key!r}: a frozen {what} cannot be set; name the key in from_args if it is read there"
         )
         raise ConfigurationError(message, keys=[key])
-    return AttributeTarget(f"{what}.{name}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
+    return AttributeTarget(f"{what}.{name}", Holder(key, owner, name, f"{what}.{name}"))
 
 
 def fill(live: Any, value: Any) -> bool:
@@ -295,7 +309,5 @@ def holds(found: Any, value: Any) -> bool:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Returns whether two plain values are equal; NaN equals itself."""
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right) or bool(left != left and right != right)
+    """Returns whether two plain values are equal, as JSON values or as Python sees it: a live object may hold any."""
+    return same_values(left, right) or bool(left == right)

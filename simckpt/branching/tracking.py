@@ -17,6 +17,7 @@ from simckpt.storage import claims
 
 LISTEN = 1.0  # between two looks at what a branch has written; at a third of a short heartbeat's time [s]
 START = 120.0  # of silence that any branch is granted until its loop runs: imports, envs, a restore [s]
+WAIT = START + claims.STALE_AFTER  # likewise where a claim lies: maybe that of a machine which is gone [s]
 GIVE_UP = 120.0  # for a branch that was told to end, before it is left to itself [s]
 
 
@@ -61,7 +62,8 @@ class Tracked:
     Args:
         run: the branch, to read.
         deadline: how long it may run [s]; None: for ever.
-        heartbeat: how long it may be silent [s], from its first heartbeat or commit on; None: for ever.
+        heartbeat: how long it may be silent [s], from its first heartbeat or commit on; until then at least `START`,
+            and `WAIT` while a claim lies there. None: for ever.
         clock: the time [s].
     """
 
@@ -114,7 +116,9 @@ class Tracked:
     def _longest_silence(self) -> float | None:
         if self._heartbeat is None or self._loops:
             return self._heartbeat
-        return max(self._heartbeat, START)
+        # `jobs.train_branch` waits until the claim that another machine has left is stale
+        claimed = self._signs is not None and self._signs[0] is not None
+        return max(self._heartbeat, WAIT if claimed else START)
 
     def _listen(self, now: float) -> None:
         """Notes the signs of life."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from simckpt import configuration
-from simckpt.branching.fan_out import check_origin, check_rng
+from simckpt.branching.arguments import check_origin, check_rng
 from simckpt.branching.functions import check_call, described, function_of
 from simckpt.branching.generations import result_at
 from simckpt.checkpoint import Checkpoint
@@ -136,9 +136,7 @@ class Trial:
     def begin(self, trial: str, config: Mapping[str, Any]) -> None:
         """Becomes the trial of that id, from the origin on, with the hyperparameters of `config`."""
         self._prefix = f"{self._name}-{trial}"
-        # a draw of numpy's is no plain number
-        plain = {key: value.item() if hasattr(value, "item") else value for key, value in config.items()}
-        self._config = {key: configuration.plain(key, value) for key, value in plain.items()}
+        self._config = {key: configuration.plain(key, value) for key, value in config.items()}
         self._at, self._run = self._origin, None
 
     def step(self, iteration: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class Watch:
         wanted: its value.
         target: what should hold it.
         origin: how the target came to it, for messages.
+        begun: whether the target was told that the watch begins; the first look does.
         stepped: whether its optimizer has stepped.
         loss: the first time that it was seen without the value.
         stranger: an optimizer that the program steps on the parameters of the target's optimizer.
@@ -29,14 +30,23 @@ class Watch:
     wanted: Any
     target: Target
     origin: str = "was set to"
+    begun: bool = False
     stepped: bool = False
     loss: Loss | None = None
     stranger: Any = None
 
     def look(self) -> None:
         """Takes note if the value is not there."""
-        if self.loss is None:
+        if self.loss is not None:
+            return
+        try:
+            if not self.begun:
+                self.target.begin_watch()
+                self.begun = True
             self.loss = self.target.find_loss(self.wanted)
+        except (LookupError, AttributeError) as error:
+            advice = f"what held it is gone ({error}); restore once the program has made its objects what they stay"
+            self.loss = Loss(self.target.where, self.wanted, None, advice)
 
     @property
     def awaits_step(self) -> bool:
@@ -88,11 +98,12 @@ class Watches:
             # of all optimizers: the one that is bound may not be the one that trains
             self._hook = register_optimizer_step_post_hook(_hook_of(weakref.ref(self)))
 
-    def clear(self) -> None:
-        """Watches nothing any more."""
+    def clear(self) -> list[Watch]:
+        """Watches nothing any more; returns what was watched."""
         if self._hook is not None:
             self._hook.remove()
-        self._watches, self._hook = [], None
+        watches, self._watches, self._hook = self._watches, [], None
+        return watches
 
     def look(self, when: str) -> None:
         """Looks at all of them now; raises OverrideNotAppliedError, which says when, if a value was lost."""

@@ -37,6 +37,7 @@ def archive(
     keep_tagged: Annotated[bool, typer.Option("--keep-tagged", help="Those with any tag stay.")] = False,
     max_bytes: Annotated[int | None, typer.Option(metavar="N", help="The newest that fit into N bytes stay.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read all of the archive back, and repair it.")] = False,
+    new: Annotated[bool, typer.Option("--new", help="Begin another archive; the old one is lost for good.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy the checkpoints of STORE to its archive, verified; those that no --keep keeps leave the disk then.
@@ -46,7 +47,7 @@ def archive(
     """
     with readable_errors():
         policy = keep_policy(keep_last, keep_best, mode, keep_every_steps, keep_every_minutes, keep_tagged, max_bytes)
-        opened = Store(store).archive(url, policy=policy)
+        opened = Store(store).archive(url, policy=policy, new=new)
         moved = opened.move()
         verified = opened.verify() if verify else None
     if as_json:

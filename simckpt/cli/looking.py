@@ -236,7 +236,8 @@ def _print_comparison(result: Comparison) -> None:
             apart = "" if difference.max_abs is None else f", at most {difference.max_abs:.6g} apart"
             shown.add_row(printable(difference.path), printable(difference.what + apart))
         screen.print(shown)
-    verdict = "identical" if result.identical else f"different in {len(result.differences)} places"
+    places = presentation.count(len(result.differences), "place")
+    verdict = "identical" if result.identical else f"different in {places}"
     screen.print(f"{verdict}: A {result.a!r}, B {result.b!r}, {result.compared} leaves compared", soft_wrap=True)
     if result.exempt:
         screen.print(

@@ -17,7 +17,7 @@ from simckpt.cli.printing import console, print_json
 from simckpt.errors import ConfigurationError
 from simckpt.maintenance.check import Scope
 from simckpt.maintenance.check import check as check_store
-from simckpt.maintenance.findings import DAMAGE, LEFTOVER, UNCHECKED, Finding, Report
+from simckpt.maintenance.findings import DAMAGE, LEFTOVER, OUT_OF_PLACE, UNCHECKED, Finding, Report
 from simckpt.maintenance.repair import Repair
 from simckpt.maintenance.repair import repair as repair_store
 from simckpt.presentation import printable
@@ -41,7 +41,7 @@ def check(
 
     With --repair, checkpoints that do not come back whole leave a tombstone and are moved to STORE/quarantine; nothing
     is removed. Exit code 0: all is as it was written, or has been put right; 3: there is damage; 2: something could not
-    be checked or repaired.
+    be checked or repaired, or is left for --resume.
     """
     with readable_errors():
         scope = Scope(quick, _part(part), resume, None if max_minutes is None else 60 * max_minutes)
@@ -67,7 +67,7 @@ def check(
 def _code(report: Report, done: Repair | None) -> int:
     if done is not None and not done.dry_run:
         return FAILED if not done or report.unchecked else DAMAGED if done.remaining else 0
-    return DAMAGED if report.damage else FAILED if report.unchecked else 0
+    return DAMAGED if report.damage else FAILED if not report else 0
 
 
 def _part(text: str | None) -> tuple[int, int] | None:
@@ -109,20 +109,28 @@ def _print_report(report: Report) -> None:
             if len(found) > _SHOWN:
                 screen.print(f"  and {len(found) - _SHOWN} more (--json)")
     counts = report.counts
-    what = "sizes and references of" if report.quick else "all bytes of"
+    what = "sizes and references of" if report.quick else "all files of"
     part = "" if report.part is None else f", part {report.part[0]} of {report.part[1]}"
     screen.print(
         f"{counts.records:,} records, {what} {counts.checkpoints:,} checkpoints, {counts.segments:,} segments, "
         f"{counts.leaves:,} leaves, {presentation.size(counts.nbytes)} verified in {report.duration:.1f} s{part}",
         soft_wrap=True,
     )
+    if counts.archived:
+        told = f"{counts.archived:,} checkpoints in the archive alone, not looked at (`simckpt archive --verify`)"
+        screen.print(told, soft_wrap=True)
     if report.left:
-        screen.print(f"the time was up: {report.left:,} files are left; go on with --resume")
+        screen.print(f"not finished: the time was up, {report.left:,} files are left; go on with --resume")
     lost = len(report.lost)
     if report:
         screen.print("no damage")
     elif report.damage:
-        verdict = f"{lost} checkpoints do not come back whole" if lost else "every checkpoint comes back whole"
+        if lost:
+            verdict = f"{lost} checkpoints do not come back whole"
+        elif report.left or report.unchecked or any(each.kind in OUT_OF_PLACE for each in report.damage):
+            verdict = "every checkpoint that was looked at comes back whole"
+        else:
+            verdict = "every checkpoint comes back whole"
         screen.print(f"damage in {len(report.damage)} places; {verdict}")
 
 
@@ -134,7 +142,14 @@ def _print_finding(finding: Finding) -> None:
         screen.print(f"  {printable(text)}", soft_wrap=True)
     for each in finding.affected[:_SHOWN]:
         leaves = ", ".join(each.leaves[:5]) + (f" and {len(each.leaves) - 5} more" if len(each.leaves) > 5 else "")
-        outcome = "comes back whole" if each.restorable else f"lost: {leaves or 'all of it'}"
+        if each.restorable:
+            outcome = "comes back whole"
+        elif finding.severity == UNCHECKED:
+            outcome = "not known"
+        elif finding.kind in OUT_OF_PLACE:
+            outcome = "comes back with the folder"
+        else:
+            outcome = f"lost: {leaves or 'all of it'}"
         screen.print(f"  - {printable(f'{each}: {outcome}')}", soft_wrap=True)
     if len(finding.affected) > _SHOWN:
         screen.print(f"  - and {len(finding.affected) - _SHOWN} more (--json)")

@@ -22,6 +22,7 @@ from simckpt.maintenance.findings import (
     QUARANTINED,
     UNCHECKED,
     Affected,
+    Counts,
     Finding,
     Notes,
     Report,
@@ -31,9 +32,11 @@ from simckpt.maintenance.lineage import examine_lineage
 from simckpt.maintenance.progress import Progress
 from simckpt.maintenance.recording import (
     Run,
+    examine_folders,
     examine_runs,
     examine_store_record,
     is_living,
+    listed,
     merge,
     settled,
     stamp_of,
@@ -56,6 +59,7 @@ from simckpt.storage.store_reader import COMMIT_FILE
 
 KEEP_EVERY = 60.0  # [s] after which a check that is done in pieces keeps how far it has come
 _ORDER = (DAMAGE, UNCHECKED, LEFTOVER, QUARANTINED, FOREIGN)
+_AWAY = "shared rows and large arrays lie there: no checkpoint that has any comes back whole without them"
 _PER_FILE = ("leaves", "rest")  # kinds that a second, closer look at a file tells once more
 
 Tell = Callable[[int, int], None]
@@ -137,7 +141,8 @@ class _Check:
 
     def run(self) -> Report:
         examine_store_record(self._store, self._notes)
-        there = self._segment_files()
+        examine_folders(self._store, self._notes)
+        there = listed(self._store, (segments.FOLDER,), self._notes) or []
         examine_work(self._store, self._notes)
         runs = self._records()
         indexed = list(self._references(runs))
@@ -165,15 +170,6 @@ class _Check:
             part=self._scope.part,
             left=self._left,
         )
-
-    def _segment_files(self) -> list[str]:
-        try:
-            return [path.name for path in (self._store.path / segments.FOLDER).iterdir()]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            self._notes.add(UNCHECKED, "segment", segments.FOLDER, f"cannot be listed: {error.strerror}")
-            return []
 
     def _records(self) -> list[Run]:
         notes = Notes()
@@ -209,13 +205,15 @@ class _Check:
                 if is_evicted:
                     notes.findings = [each for each in notes.findings if each.kind not in _PER_FILE]
                 merge(self._notes, notes)
-                self._notes.count(checkpoints=1)
                 (index,) = found
                 if index is None:
                     continue
                 self._used |= index.segments.keys()
                 if is_evicted:
+                    self._notes.count(archived=1)
                     continue
+                if self._scope.quick:
+                    self._notes.count(checkpoints=1)
                 collect_needs(index, self._needs)
                 if self._scope.has(record.id):
                     yield run.name, record, sum(file.size for file in record.files if file.covers == "metadata")
@@ -251,21 +249,27 @@ class _Check:
         notes = self._settled(run, record, examine)
         if notes is not None:
             merge(self._notes, notes)
+            if not any(each.kind == "leaves" for each in notes.findings):
+                self._notes.count(checkpoints=1)
             if not notes.findings:
                 self._note_done(record.id, mark)
 
     def _segments(self, runs: Collection[Run]) -> None:
         troubles: dict[str, SegmentTrouble] = {}
+        if self._needs and (away := self._segments_away()) is not None:
+            self._tell_of_segments(runs, dict.fromkeys(self._needs, away), away=True)
+            return
         for identity, needs in sorted(self._needs.items()):
             if not self._scope.has(identity) or self._is_done(identity, needs.mark()):
                 continue
             quick = self._scope.quick
-            trouble = examine_segment(self._store, identity, needs, quick=quick, advance=self._advance)
+            trouble, read = self._segment(identity, needs, self._advance)
             if trouble is not None:
                 # a pruner moves what it looks at away and back
-                trouble = examine_segment(self._store, identity, needs, quick=quick, advance=_silent)
-            read = {} if quick else {"leaves": len(needs.pieces), "nbytes": needs.size()}
-            self._notes.count(segments=1, **read)
+                trouble, read = self._segment(identity, needs, _silent)
+            if trouble is None or not (trouble.missing or trouble.unchecked):
+                good = len(needs.pieces) - (0 if trouble is None else len(trouble.pieces))
+                self._notes.count(segments=1, **({} if quick else {"leaves": good, "nbytes": read}))
             if trouble is None:
                 self._note_done(identity, needs.mark())
             else:
@@ -273,7 +277,38 @@ class _Check:
         if troubles:
             self._tell_of_segments(runs, troubles)
 
-    def _tell_of_segments(self, runs: Collection[Run], troubles: dict[str, SegmentTrouble]) -> None:
+    def _segment(
+        self, identity: str, needs: Needs, advance: Callable[[int], None]
+    ) -> tuple[SegmentTrouble | None, int]:
+        """Returns what is wrong with a segment, and how many of its bytes were read."""
+        read = 0
+
+        def note(nbytes: int) -> None:
+            nonlocal read
+            read += nbytes
+            advance(nbytes)
+
+        trouble = examine_segment(self._store, identity, needs, quick=self._scope.quick, advance=note)
+        return trouble, min(read, needs.size())
+
+    def _segments_away(self) -> SegmentTrouble | None:
+        """Returns what is wrong with all segments at once: their folder is no folder, cannot be opened or has none."""
+        files = {segments.file_name(identity) for identity in self._needs}
+        for _ in range(2):  # a pruner moves what it looks at away and back
+            notes = Notes()
+            found = listed(self._store, (segments.FOLDER,), notes)
+            if found is not None and files & set(found):
+                return None
+        if found is None:
+            (told,) = notes.findings
+            return SegmentTrouble(told.problem, True, unchecked=told.severity == UNCHECKED)
+        if (self._store.path / segments.FOLDER).is_dir():
+            return SegmentTrouble(f"none of the {len(files)} segments that checkpoints use is there", True)
+        return SegmentTrouble("is missing", True)
+
+    def _tell_of_segments(
+        self, runs: Collection[Run], troubles: dict[str, SegmentTrouble], *, away: bool = False
+    ) -> None:
         """Names exactly the checkpoints and leaves that use the damaged bytes; those pruned meanwhile use none."""
         lost: dict[str, list[Affected]] = {}
         whole: dict[str, list[Affected]] = {}
@@ -288,18 +323,22 @@ class _Check:
                     continue
                 for identity in index.segments.keys() & troubles.keys():
                     trouble = troubles[identity]
+                    everything = trouble.unchecked or trouble.missing
                     leaves = [
                         leaf.path
                         for leaf in index
                         if any(
-                            piece.segment == identity and piece_key(leaf, place) in trouble.pieces
+                            piece.segment == identity and (everything or piece_key(leaf, place) in trouble.pieces)
                             for place, piece in enumerate(leaf.pieces)
                         )
                     ]
                     if leaves:
                         lost.setdefault(identity, []).append(affected(run.name, record, leaves=leaves))
-                    elif trouble.unchecked or rest_key(index.segments[identity]) in trouble.rests:
+                    elif everything or rest_key(index.segments[identity]) in trouble.rests:
                         whole.setdefault(identity, []).append(affected(run.name, record, restorable=True))
+        if away:
+            self._tell_of_folder(next(iter(troubles.values())), [each for found in lost.values() for each in found])
+            return
         for identity, trouble in sorted(troubles.items()):
             where = f"{segments.FOLDER}/{segments.file_name(identity)}"
             told = (*lost.get(identity, ()), *whole.get(identity, ()))
@@ -308,6 +347,18 @@ class _Check:
             severity = UNCHECKED if trouble.unchecked else DAMAGE
             kind = "segment" if identity in lost or trouble.unchecked else "segment rest"
             self._notes.add(severity, kind, where, trouble.problem, affected=told)
+
+    def _tell_of_folder(self, trouble: SegmentTrouble, lost: list[Affected]) -> None:
+        """Names each checkpoint that needs the folder of the segments once, in the one finding that tells of it."""
+        if not lost:
+            return
+        report = Report("", (Finding(DAMAGE, "folder", segments.FOLDER, "", affected=tuple(lost)),), Counts(), 0.0)
+        self._notes.findings = [
+            each for each in self._notes.findings if (each.kind, each.path) != ("folder", segments.FOLDER)
+        ]
+        severity = UNCHECKED if trouble.unchecked else DAMAGE
+        more = {"meaning": _AWAY} if severity == DAMAGE else {}
+        self._notes.add(severity, "folder", segments.FOLDER, trouble.problem, affected=report.lost, **more)
 
     def _is_done(self, identity: str, mark: str) -> bool:
         """Returns whether a file need not be read: an earlier call has done so, or the time is up."""
@@ -342,4 +393,6 @@ def _sorted(findings: list[Finding]) -> tuple[Finding, ...]:
     for each in findings:
         key = (each.kind, each.path) if each.kind in _PER_FILE else (each.kind, each.path, each.problem)
         kept[key] = each
+    for key in [key for key in kept if isinstance(key, tuple) and key[0] == "rest" and ("leaves", key[1]) in kept]:
+        del kept[key]  # one file, of which arrays are gone as well
     return tuple(sorted(kept.values(), key=lambda each: (_ORDER.index(each.severity), each.path, each.kind)))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from simckpt.ancestry import ancestry
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import (
     CheckpointNotFoundError,
@@ -31,7 +32,6 @@ from simckpt.maintenance.verifying import (
     examine_segment,
     piece_key,
 )
-from simckpt.run import ancestry
 from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord
 from simckpt.storage.records import LOST
 
@@ -149,6 +149,12 @@ class Search:
     def pass_over(self, checkpoint: Checkpoint, error: StoreError) -> None:
         """Takes note that a checkpoint is damaged; raises its error unless the next one is to be tried."""
         if checkpoint.run != self._run.name:
+            if not self.passed:
+                name_intact(error, checkpoint)
+                error.add_note(
+                    f"run {self._run.name!r} begins at this checkpoint, at step {checkpoint.step:,} of run "
+                    f"{checkpoint.run!r}: branch from one that is whole"
+                )
             self._give_up(self.passed[0].error if self.passed else error)
         records = (record for record in self._records if record.id == checkpoint.id)
         record = next((record for record in records if isinstance(record, CommitRecord)), None)

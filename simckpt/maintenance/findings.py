@@ -13,6 +13,8 @@ DAMAGE, UNCHECKED, LEFTOVER, FOREIGN, QUARANTINED = "damage", "not checked", "le
 
 KINDS = {
     "store record": "`store.json`",
+    "folder": "a folder of the store that is a symbolic link, is missing or cannot be opened, with all it holds",
+    "place": "a folder of a run or a checkpoint that was renamed or copied; what it holds says where it belongs",
     "run record": "a `run.json`",
     "commit record": "a `commit.json`, of a checkpoint or of what was one",
     "index": "a `leaves.json`",
@@ -34,6 +36,8 @@ KINDS = {
     "foreign": "what simckpt did not make",
     "quarantine": "what a repair has put aside",
 }
+
+OUT_OF_PLACE = ("folder", "place")  # kinds of what comes back once a person has put a folder back
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,11 @@ class Counts:
     Attributes:
         runs: that the store has.
         records: of all kinds, read and compared with their digests, indexes included.
-        checkpoints: whose files were verified; by `quick`, whose sizes and references were.
+        checkpoints: whose own files were compared byte by byte; by `quick`, whose sizes and references were.
         pruned: tombstones.
-        leaves: whose bytes were verified, those in segments not counted again for each checkpoint.
-        segments: that were verified.
+        archived: checkpoints in the archive alone, of which only the records here were looked at.
+        leaves: whose bytes are those that were saved, those in segments not counted again for each checkpoint.
+        segments: that were read; by `quick`, whose sizes were compared.
         nbytes: that were read and compared with digests [bytes].
     """
 
@@ -107,6 +112,7 @@ class Counts:
     records: int = 0
     checkpoints: int = 0
     pruned: int = 0
+    archived: int = 0
     leaves: int = 0
     segments: int = 0
     nbytes: int = 0
@@ -118,12 +124,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check of a store found; true if nothing is damaged and all that was to be looked at was.
+    """What a check of a store found; true if nothing is damaged and all that was to be looked at was, nothing left.
 
     Attributes:
         store: the store's folder.
         findings: damage first.
-        counts: what was verified.
+        counts: what was really verified.
         duration: of the check [s].
         quick: whether arrays were left out.
         part: (k, n) if the k-th of n parts was checked.
@@ -139,7 +145,7 @@ class Report:
     left: int = 0
 
     def __bool__(self) -> bool:
-        return not self.damage and not self.unchecked
+        return not self.damage and not self.unchecked and not self.left
 
     @property
     def damage(self) -> tuple[Finding, ...]:
@@ -204,6 +210,14 @@ class Notes:
 
 _REPAIR = "`simckpt check --repair` puts it into quarantine; restore an older checkpoint"
 _TEXTS = {
+    "folder": (
+        "simckpt follows no symbolic link out of a store: what belongs there is not read, and nothing is written there",
+        "put the folder itself back in its place; `simckpt check --repair` leaves it alone",
+    ),
+    "place": (
+        "what is in it is not found where it is looked for",
+        "give the folder its name back; `simckpt check --repair` leaves it alone",
+    ),
     "store record": (
         "no command but this one opens the store",
         "put `store.json` back from a copy, or `simckpt check --repair`, which gives the store a new id",

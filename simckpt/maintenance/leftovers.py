@@ -7,24 +7,24 @@ import os
 import time
 from collections.abc import Collection
 
-from simckpt.errors import StorageError
+from simckpt.errors import StoreError
 from simckpt.maintenance.findings import FOREIGN, LEFTOVER, QUARANTINED, UNCHECKED, Notes, problem
-from simckpt.maintenance.recording import size_of
+from simckpt.maintenance.recording import listed, size_of
 from simckpt.storage import StoreFiles, names, processes, quarantine, segments, usage, work
 
 
 def examine_work(store: StoreFiles, notes: Notes) -> None:
     """Lists the folders in `tmp/` whose makers are dead."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for path in sorted((store.path / "tmp").iterdir()):
-            maker = processes.Process.from_token(path.name)
-            alive = maker.is_alive() if maker is not None else False
-            if alive is None:
-                with contextlib.suppress(OSError):
-                    alive = time.time() - path.lstat().st_mtime < work.UNKNOWN_AGE
-            if alive is False and os.path.lexists(path):
-                size = size_of(path)
-                notes.add(LEFTOVER, "work", f"tmp/{path.name}", "was left by a process that is gone", size=size)
+    for name in listed(store, ("tmp",), notes) or []:
+        path = store.path / "tmp" / name
+        maker = processes.Process.from_token(path.name)
+        alive = maker.is_alive() if maker is not None else False
+        if alive is None:
+            with contextlib.suppress(OSError):
+                alive = time.time() - path.lstat().st_mtime < work.UNKNOWN_AGE
+        if alive is False and os.path.lexists(path):
+            size = size_of(path)
+            notes.add(LEFTOVER, "work", f"tmp/{path.name}", "was left by a process that is gone", size=size)
 
 
 def examine_segment_files(store: StoreFiles, there: Collection[str], used: Collection[str], notes: Notes) -> None:
@@ -43,12 +43,15 @@ def examine_segment_files(store: StoreFiles, there: Collection[str], used: Colle
             notes.add(FOREIGN, "foreign", f"segments/{name}", "is no segment")
         elif identity not in used:
             unused.add(identity)
+    # while a folder cannot be looked at it is not known what it uses, and that is told
+    if any(each.kind == "folder" for each in notes.findings):
+        unused.clear()
     if unused:
         try:
             # in this order: what was announced may have become a commit meanwhile
             announced = usage.by_saves(store.path)
             committed = usage.SegmentUse(store).by_checkpoints()
-        except StorageError as error:
+        except StoreError as error:
             notes.add(UNCHECKED, "unused segment", segments.FOLDER, problem(error, store.path))
             return
         # while a record cannot be read it is not known what it uses
@@ -58,10 +61,9 @@ def examine_segment_files(store: StoreFiles, there: Collection[str], used: Colle
         if path.exists():
             where = f"{segments.FOLDER}/{path.name}"
             notes.add(LEFTOVER, "unused segment", where, "no checkpoint refers to it", size=size_of(path))
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for path in sorted((store.path / segments.TRASH).iterdir()):
-            where = f"{segments.TRASH}/{path.name}"
-            notes.add(LEFTOVER, "trash", where, "is on its way out", size=size_of(path))
+    for name in listed(store, (segments.TRASH,), notes) or []:
+        where = f"{segments.TRASH}/{name}"
+        notes.add(LEFTOVER, "trash", where, "is on its way out", size=size_of(store.path / where))
 
 
 def examine_quarantine(store: StoreFiles, notes: Notes) -> None:

@@ -13,10 +13,12 @@ from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE
 
 Record = CommitRecord | TombstoneRecord
 MISSING = "its folder was removed"
+COPIED = "has the id"
 
 
 def examine_lineage(runs: Sequence[Run], notes: Notes) -> None:
     """Adds what is wrong between the records of a store; damage that is told already explains what it leaves open."""
+    runs = [run for run in runs if not run.is_copy]  # that is told of them
     places: dict[str, list[tuple[str, int]]] = {}
     for run in runs:
         for record in run.records:
@@ -25,8 +27,8 @@ def examine_lineage(runs: Sequence[Run], notes: Notes) -> None:
         if len(found) > 1:
             for name, seq in found:
                 others = ", ".join(folder_of(*each) for each in found if each != (name, seq))
-                _add(notes, name, seq, f"has the id {identity}, as {others} has: a folder was copied")
-    lost = any(run.damaged or run.record is None for run in runs)
+                _add(notes, name, seq, f"{COPIED} {identity}, as {others} has: a folder was copied")
+    lost = any(run.damaged or run.record is None or not run.is_open for run in runs)
     for run in runs:
         for seq in _gaps(run):
             run.damaged.add(seq)
@@ -47,13 +49,19 @@ def examine_lineage(runs: Sequence[Run], notes: Notes) -> None:
 def _add(notes: Notes, run: str, seq: int, text: str, record: Record | None = None) -> None:
     told = (affected(run, record, restorable=True),) if isinstance(record, CommitRecord) else ()
     where = folder_of(run, seq) if record is None else f"{folder_of(run, seq)}/{COMMIT_FILE}"
-    advice = "`simckpt check --repair` puts the record of a lost checkpoint there" if text.startswith(MISSING) else ""
+    advice = ""
+    if text.startswith(MISSING):
+        advice = "`simckpt check --repair` puts the record of a lost checkpoint there"
+    elif text.startswith(COPIED):
+        advice = "remove one of the two folders; `simckpt check --repair` leaves both alone"
     notes.add(DAMAGE, "lineage", where, text, run=run, affected=told, advice=advice)
 
 
 def _gaps(run: Run) -> list[int]:
     there = {record.seq for record in run.records} | run.damaged
-    return sorted(set(range(1, max(there, default=0))) - there)
+    # a folder of another name may be the one that is missing
+    top = max(there - run.misplaced.keys() | set(run.misplaced.values()), default=0)
+    return sorted(set(range(1, top)) - there)
 
 
 def _references(run: Run, origin: str | None) -> Iterator[tuple[Record, str, str]]:
@@ -67,7 +75,7 @@ def _references(run: Run, origin: str | None) -> Iterator[tuple[Record, str, str
 
 def _may_be_lost(run: Run, seq: int) -> bool:
     """Returns whether a record before this one cannot be read, so that it may be the one that is referred to."""
-    lost = run.damaged | {record.seq for record in run.records if record.kind == LOST}
+    lost = run.damaged | set(run.misplaced) | {record.seq for record in run.records if record.kind == LOST}
     # of a branch whose record is damaged the origin is not known
     return run.record is None or any(each < seq for each in lost)
 
@@ -79,8 +87,10 @@ def _explained(origin: str, run: Run, runs: Sequence[Run], lost: bool) -> bool:
     (*_, there) = [None, *(each for each in runs if each.name == branch.run)]
     if there is None:
         return False
-    return branch.seq in there.damaged or any(
-        record.seq == branch.seq and record.kind == LOST for record in there.records
+    return (
+        not there.is_open
+        or branch.seq in there.damaged
+        or any(record.seq == branch.seq and record.kind == LOST for record in there.records)
     )
 
 

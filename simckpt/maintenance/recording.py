@@ -27,16 +27,22 @@ from simckpt.storage import (
     TombstoneRecord,
     archived,
     claims,
+    digests,
     marks,
     names,
     quarantine,
     reader,
+    sealed,
+    segments,
 )
-from simckpt.storage.records import RECORD_LIMIT, parse_store
+from simckpt.storage.index import INDEX_FILE, INDEX_LIMIT
+from simckpt.storage.records import COMMIT_LIMIT, RECORD_LIMIT, parse_commit, parse_store
+from simckpt.storage.run_records import parse_run
 from simckpt.storage.starts import START_LIMIT, STARTS, parse_start
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE, Stamp, stamp
 
-KNOWN = {STORE_FILE, "runs", "segments", "sessions", "trash", "tmp", quarantine.FOLDER, archived.ARCHIVE}
+KNOWN = {STORE_FILE, "reserve", "runs", "segments", "sessions", "trash", "tmp", quarantine.FOLDER, archived.ARCHIVE}
+_FOLDERS = ("runs", segments.FOLDER, segments.TRASH, "tmp", quarantine.FOLDER, archived.ARCHIVE)
 _OF_A_RUN = {RUN_FILE, "checkpoints", STARTS, marks.MARKS, EVENTS_FILE, "writer", archived.FOLDER}
 _OF_A_WRITER = {"owner.json", "lock", "heartbeat", "reserve"}
 _LOOKS = 5  # at what changes while it is looked at
@@ -51,12 +57,18 @@ class Run:
         record: of `run.json`, or None if it is damaged.
         records: of its checkpoints and of those that were pruned, in the order of commits.
         damaged: the numbers of commits whose records cannot be trusted.
+        misplaced: {number that the folder's name gives: number by the record} of those that were renamed or copied.
+        is_open: whether its commits could be listed.
+        is_copy: whether its folder was copied from another one that is there as well.
     """
 
     name: str
     record: RunRecord | None = None
     records: list[CommitRecord | TombstoneRecord] = field(default_factory=list)
     damaged: set[int] = field(default_factory=set)
+    misplaced: dict[int, int] = field(default_factory=dict)
+    is_open: bool = True
+    is_copy: bool = False
 
 
 def settled(examine: Callable[[Notes], None], look: Callable[[], object]) -> Notes:
@@ -77,10 +89,17 @@ def examine_runs(store: StoreFiles, notes: Notes) -> list[Run]:
     _examine_small(store, where, archived.parse_archive, "archive", RECORD_LIMIT, notes, None, (), list)
     runs = []
     for name in _entries(store, ("runs",), notes):
-        if not names.is_run_name(name) or not (store.path / "runs" / name).is_dir():
+        path = store.path / "runs" / name
+        is_other = os.path.lexists(path) and not path.is_symlink() and not path.is_dir()
+        if not names.is_run_name(name) or is_other:
             notes.add(FOREIGN, "foreign", f"runs/{name}", "is no run")
             continue
         run = Run(name)
+        if listed(store, ("runs", name), notes) is None:
+            run.is_open = False
+            notes.count(runs=1)
+            runs.append(run)
+            continue
 
         def look(name: str = name) -> object:
             return stamp_of(store, "runs", name, RUN_FILE), (store.path / "runs" / name).exists()
@@ -92,7 +111,7 @@ def examine_runs(store: StoreFiles, notes: Notes) -> list[Run]:
         if not (store.path / "runs" / name).exists():
             continue
         merge(notes, found)
-        if run.record is None and not any(each.kind == "run record" for each in found.findings):
+        if run.record is None and not any(each.kind in ("run record", "place") for each in found.findings):
             continue
         notes.count(runs=1)
         examine_names(store, ("runs", name), _OF_A_RUN, notes)
@@ -129,13 +148,37 @@ def examine_names(store: StoreFiles, parts: tuple[str, ...], known: set[str], no
 
 
 def _entries(store: StoreFiles, parts: Sequence[str], notes: Notes) -> list[str]:
+    return listed(store, parts, notes) or []
+
+
+def listed(store: StoreFiles, parts: Sequence[str], notes: Notes) -> list[str] | None:
+    """Returns the names in a folder, none if it is missing; None, and one finding, if it is a link or cannot be opened.
+
+    Nothing is told of a folder below such a one.
+    """
+    where = "/".join(parts) or "."
     try:
-        return sorted(path.name for path in store.path.joinpath(*parts).iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+        with reader.opened_folder(store.path, *parts) as folder:
+            return sorted(os.listdir(folder))  # noqa: PTH208 a descriptor
+    except FileNotFoundError:
         return []
+    except FormatError:
+        path = store.path.joinpath(*parts)
+        if path.is_symlink():
+            notes.add(DAMAGE, "folder", where, f"is a symbolic link to {path.readlink()}")
+        elif not path.parent.is_symlink():
+            notes.add(DAMAGE, "folder", where, "is no folder")
+    except StorageError as error:
+        notes.add(UNCHECKED, "folder", where, problem(error, store.path))
     except OSError as error:
-        notes.add(UNCHECKED, "foreign", "/".join(parts) or ".", f"cannot be listed: {error.strerror}")
-        return []
+        notes.add(UNCHECKED, "folder", where, f"cannot be listed: {error.strerror}")
+    return None
+
+
+def examine_folders(store: StoreFiles, notes: Notes) -> None:
+    """Tells of the folders of the store itself that its commands would refuse."""
+    for name in _FOLDERS:
+        listed(store, (name,), notes)
 
 
 def _examine_run_record(store: StoreFiles, run: Run, notes: Notes) -> None:
@@ -151,14 +194,47 @@ def _examine_run_record(store: StoreFiles, run: Run, notes: Notes) -> None:
     except (UnsupportedFormatError, StorageError) as error:
         notes.add(UNCHECKED, "run record", where, problem(error, store.path), run=run.name)
     except StoreError as error:
-        notes.add(DAMAGE, "run record", where, problem(error, store.path), run=run.name)
+        if not _is_misplaced(store, run, notes):
+            notes.add(DAMAGE, "run record", where, problem(error, store.path), run=run.name)
     except OSError:
         pass  # replaced or removed at this moment: the next look tells
 
 
+def _is_misplaced(store: StoreFiles, run: Run, notes: Notes) -> bool:
+    """Returns whether a run's record is whole and of a run of another name, whose folder was renamed or copied."""
+    path = store.path / "runs" / run.name / RUN_FILE
+    try:
+        data = reader.read_small(store.path, "runs", run.name, RUN_FILE, limit=RECORD_LIMIT, path=path)
+        record = parse_run(data, path)
+        commits = store.records(run.name, damaged={})
+    except (StoreError, FileNotFoundError):
+        return False
+    name = record.name
+    if name == run.name or any(each.run != record.id for each in commits):
+        return False  # the record alone was damaged, or put there
+    run.record = record
+    try:
+        run.is_copy = store.read_run(name).id == run.record.id
+    except StoreError:
+        run.is_copy = False
+    if run.is_copy:
+        text, advice = f"is a copy of runs/{name}", f"remove one of the two folders; it is runs/{name} that is used"
+    elif os.path.lexists(store.path / "runs" / name):
+        text, advice = f"is the folder of run {name!r}", f"look at runs/{name}, which has taken its place"
+    else:
+        text, advice = f"is the folder of run {name!r}", f"rename it back to {name!r}"
+    advice = f"{advice}; `simckpt check --repair` leaves both alone" if run.is_copy else advice
+    notes.add(DAMAGE, "place", f"runs/{run.name}", text, run=run.name, advice=advice)
+    return True
+
+
 def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
     parts = ("runs", run.name, "checkpoints")
-    for name in _entries(store, parts, notes):
+    found = listed(store, parts, notes)
+    if found is None:
+        run.is_open = False
+        return
+    for name in found:
         if not names.SEQUENCE.fullmatch(name) or not int(name):
             notes.add(FOREIGN, "foreign", "/".join((*parts, name)), "is no checkpoint", run=run.name)
     damaged: dict[int, StoreError] = {}
@@ -167,6 +243,7 @@ def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
     except StoreError as error:
         severity = DAMAGE if isinstance(error, DamagedError | FormatError) else UNCHECKED
         notes.add(severity, "commit record", "/".join(parts), problem(error, store.path), run=run.name)
+        run.is_open = False
         return
     again = {seq for seq, error in damaged.items() if not isinstance(error, UnsupportedFormatError)}
     if again:
@@ -177,11 +254,15 @@ def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
             run.records += store.records(run.name, damaged=damaged, only=there)
             run.records.sort(key=lambda record: record.seq)
     for seq, each in damaged.items():
+        if listed(store, folder_of(run.name, seq).split("/"), notes) is None:
+            continue
+        if isinstance(each, FormatError) and _is_misplaced_commit(store, run, seq, notes):
+            continue
         severity = UNCHECKED if isinstance(each, UnsupportedFormatError | StorageError) else DAMAGE
         told = Affected(run.name, seq)
         where = f"{folder_of(run.name, seq)}/{COMMIT_FILE}"
         notes.add(severity, "commit record", where, problem(each, store.path), run=run.name, affected=(told,))
-    run.damaged = set(damaged)
+    run.damaged = set(damaged) | set(run.misplaced.values()) - {record.seq for record in run.records}
     pruned = [record for record in run.records if isinstance(record, TombstoneRecord)]
     notes.count(records=len(run.records), pruned=len(pruned))
     for tombstone in pruned:
@@ -190,6 +271,44 @@ def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
         for name in left:
             size = size_of(store.path / folder / name)
             notes.add(LEFTOVER, "pruned", f"{folder}/{name}", "lies beside a tombstone", run=run.name, size=size)
+
+
+def _is_misplaced_commit(store: StoreFiles, run: Run, seq: int, notes: Notes) -> bool:
+    """Returns whether the record in a checkpoint's folder is whole and has another number."""
+    where = folder_of(run.name, seq)
+    path = store.path / where / COMMIT_FILE
+    try:
+        data = reader.read_small(store.path, *where.split("/"), COMMIT_FILE, limit=COMMIT_LIMIT, path=path)
+        kind = "tombstone" if b'"format": "simckpt tombstone"' in data[:64] else "commit"
+        number = sealed.unseal(data, kind, path=path).integer("seq", minimum=1)
+        record = parse_commit(data, path, seq=number, run_id=None if run.record is None else run.record.id)
+    except (StoreError, FileNotFoundError):
+        return False
+    if number == seq or not _belongs(store, where, record):
+        return False
+    run.misplaced[seq] = number
+    name = names.sequence_name(number)
+    is_copy = any((each.seq, each.id) == (number, record.id) for each in run.records)
+    if is_copy:
+        text, advice = f"is a copy of number {number}", f"remove it: {name} is there"
+    else:
+        text, advice = f"is number {number}", f"rename it back to {name}"
+    told = Affected(run.name, number, record.id, record.step, restorable=is_copy)
+    advice = f"{advice}; `simckpt check --repair` leaves it alone"
+    notes.add(DAMAGE, "place", where, text, run=run.name, affected=(told,), advice=advice)
+    return True
+
+
+def _belongs(store: StoreFiles, where: str, record: CommitRecord | TombstoneRecord) -> bool:
+    """Returns whether what lies in a folder is that of the record in it, which was not put there alone."""
+    path = store.path / where / INDEX_FILE
+    try:
+        data = reader.read_small(store.path, *where.split("/"), INDEX_FILE, limit=INDEX_LIMIT, path=path)
+    except FileNotFoundError:
+        return isinstance(record, TombstoneRecord)
+    except StoreError:
+        return False
+    return isinstance(record, CommitRecord) and digests.matches(data, record.file(INDEX_FILE).digest)
 
 
 def size_of(path: os.PathLike[str]) -> int:
@@ -210,7 +329,10 @@ def _examine_starts(store: StoreFiles, run: Run, notes: Notes) -> None:
         if isinstance(record, CommitRecord) and record.start is not None:
             users.setdefault(record.start, []).append(record)
     found = set()
-    for name in _entries(store, parts, notes):
+    there = listed(store, parts, notes)
+    if there is None:
+        return
+    for name in there:
         identity, dot, ending = name.partition(".")
         if names.ID.fullmatch(identity) and dot + ending == ".json":
             found.add(identity)
@@ -299,6 +421,8 @@ def _examine_small(
         except (UnsupportedFormatError, StorageError) as error:
             found.add(UNCHECKED, kind, where, problem(error, store.path), run=run)
         except StoreError as error:
+            if any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(store.path / parts[0])):
+                return  # that is told of the folder
             found.add(DAMAGE, kind, where, problem(error, store.path), run=run, affected=told)
 
     merge(notes, settled(examine, lambda: stamp_of(store, *parts)))

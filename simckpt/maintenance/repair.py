@@ -5,17 +5,16 @@ Nothing is removed, and nothing guessed. A repair can be interrupted at any poin
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from simckpt.archive import bring_back
-from simckpt.errors import StorageError, StoreError
+from simckpt.archive import Archive
+from simckpt.errors import ArchiveDamagedError, CheckpointNotFoundError, SimckptError, StorageError, StoreError
 from simckpt.maintenance.check import Scope, Tell, check, opened
-from simckpt.maintenance.findings import Affected, Finding, Report
+from simckpt.maintenance.findings import OUT_OF_PLACE, Affected, Finding, Report
 from simckpt.maintenance.lineage import MISSING
 from simckpt.maintenance.rebuilding import rebuilt_index, rebuilt_run
 from simckpt.storage import CommitRecord, StoreFiles, marks, names, quarantine, usage
@@ -65,6 +64,9 @@ class Repair:
     def _stays(self, finding: Finding) -> bool:
         if finding.kind == "start":
             return bool(finding.affected)  # until a start of the same content writes it again
+        left = {action.path for action in self.actions if action.problem}
+        if any(_folder(each.run, each.seq) in left for each in finding.affected):
+            return True
         moved = [action.path for action in self.actions if not action.problem]
         if any(finding.path == path or finding.path.startswith(f"{path}/") for path in moved):
             return False
@@ -98,30 +100,51 @@ def repair(
     """
     before = check(path, scope, tell=tell)
     store = opened(path)
-    fetched = tuple(_fetched(store, before, dry_run=dry_run))
+    held = _fetched(store, before, dry_run=dry_run)
+    fetched = tuple(action for action in held.values() if not action.problem)
     if fetched and not dry_run:
         before = check(path, scope, tell=tell)
-    return Repair(before, (*fetched, *_Repairer(store, before, dry_run=dry_run).actions()), dry_run)
+    if not dry_run:
+        # what came back and is damaged all the same is treated like any other
+        held = {place: action for place, action in held.items() if action.problem}
+    return Repair(before, (*fetched, *_Repairer(store, before, held, dry_run=dry_run).actions()), dry_run)
 
 
-def _fetched(store: StoreFiles, report: Report, *, dry_run: bool) -> Iterator[Action]:
-    """Brings damaged checkpoints back from the archive, as far as it has them and can be reached."""
+def _folder(run: str, seq: int) -> str:
+    return f"runs/{run}/checkpoints/{names.sequence_name(seq)}"
+
+
+def _fetched(store: StoreFiles, report: Report, *, dry_run: bool) -> dict[tuple[str, int], Action]:
+    """Brings damaged checkpoints back from the archive; returns what came, and what may be there out of reach."""
+    held: dict[tuple[str, int], Action] = {}
     for run, seq in sorted({(each.run, each.seq) for finding in report.damage for each in finding.affected}):
-        if seq in store.archived(run):
-            with contextlib.suppress(StoreError):
-                if dry_run or bring_back(store, run, seq):
-                    where = f"runs/{run}/checkpoints/{names.sequence_name(seq)}"
-                    yield Action(where, "comes back from the archive", done=not dry_run)
+        if not store.archived_file(run, seq).exists():
+            continue
+        where = _folder(run, seq)
+        try:
+            if Archive(store).bring_back(run, seq, dry_run=dry_run):
+                held[run, seq] = Action(where, "comes back from the archive", done=not dry_run)
+        except (ArchiveDamagedError, CheckpointNotFoundError):
+            continue  # the archive does not have it either
+        except SimckptError as error:
+            held[run, seq] = Action(where, "is left alone", problem=f"the archive cannot be reached: {error}")
+    return held
 
 
 class _Repairer:
-    def __init__(self, store: StoreFiles, report: Report, *, dry_run: bool) -> None:
+    def __init__(
+        self, store: StoreFiles, report: Report, held: dict[tuple[str, int], Action], *, dry_run: bool
+    ) -> None:
         self._store = store
         self._report = report
+        self._held = held  # by the archive: neither moved nor, by a dry run, said to be
         self._dry_run = dry_run
         self._rebuilt: set[tuple[str, int]] = set()
 
     def actions(self) -> Iterator[Action]:
+        for finding in self._report.findings:
+            if finding.kind in OUT_OF_PLACE:
+                yield Action(finding.path, "is left alone", problem=f"{finding.problem}: {finding.advice}")
         for finding in self._of("store record"):
             yield self._do(finding.path, "a record with a new id is written", self._store.rewrite_store)
         if not self._dry_run:
@@ -164,6 +187,8 @@ class _Repairer:
 
     def _rewrite_index(self, finding: Finding) -> Iterator[Action]:
         (told,) = finding.affected
+        if self._comes_back(told):
+            return
         data = rebuilt_index(self._store, told.run, told.seq)
         if data is not None:
             text = "is made anew from the HDF5 files; its digest proves that it is the lost one"
@@ -173,22 +198,33 @@ class _Repairer:
             yield action
 
     def _quarantine_checkpoints(self) -> Iterator[Action]:
-        lost = {(each.run, each.seq): each for each in self._report.lost}
+        # what is out of place comes back whole once it has been put back
+        report = dataclasses.replace(
+            self._report, findings=tuple(each for each in self._report.damage if each.kind not in OUT_OF_PLACE)
+        )
+        lost = {(each.run, each.seq): each for each in report.lost}
         for finding in self._of("lineage"):
             seq = _gap(finding)
             if finding.run is not None and seq is not None:
                 lost.setdefault((finding.run, seq), Affected(finding.run, seq))
         others = {
             (each.run, each.seq)
-            for finding in self._report.damage
+            for finding in report.damage
             if finding.kind != "index"
             for each in finding.affected
             if not each.restorable
         }
-        for place, each in sorted(lost.items()):
+        for place in sorted(lost.keys() | self._held.keys()):
             if place in self._rebuilt and place not in others:
                 continue
-            yield self._quarantine(each)
+            if place not in self._held:
+                yield self._quarantine(lost[place])
+            elif self._held[place].problem:
+                yield self._held[place]
+
+    def _comes_back(self, each: Affected) -> bool:
+        """Returns whether a dry run has said that a checkpoint comes back."""
+        return (each.run, each.seq) in self._held and not self._held[each.run, each.seq].problem
 
     def _quarantine(self, lost: Affected) -> Action:
         where = f"runs/{lost.run}/checkpoints/{lost.seq:08d}"
@@ -206,8 +242,12 @@ class _Repairer:
             return
         identity = finding.path.rpartition("/")[2].removesuffix(".h5")
         text = f"is moved to {quarantine.FOLDER}/, for the next save to write its rows anew"
+        if any(each.kind == "folder" and each.path.startswith("runs") for each in self._report.findings):
+            problem = "what is in the folders that are out of place may use it; put them back first"
+            yield Action(finding.path, text, problem=problem)
+            return
         if self._dry_run:
-            if all(not each.restorable for each in finding.affected):
+            if all(not each.restorable and (each.run, each.seq) not in self._held for each in finding.affected):
                 yield Action(finding.path, text)
             return
         try:

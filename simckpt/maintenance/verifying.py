@@ -119,7 +119,8 @@ def examine_references(store: StoreFiles, run: str, record: CommitRecord, notes:
             )
         notes.count(records=1, nbytes=record.file(INDEX_FILE).size)
     except (UnsupportedFormatError, StorageError) as error:
-        notes.add(UNCHECKED, "index", f"{where}/{INDEX_FILE}", problem(error, store.path), run=run)
+        text = problem(error, store.path)
+        notes.add(UNCHECKED, "index", f"{where}/{INDEX_FILE}", text, run=run, affected=(lost,))
         return None
     except StoreError as error:
         text = problem(error, store.path)
@@ -205,7 +206,8 @@ def examine_arrays(store: StoreFiles, run: str, index: Index, notes: Notes, adva
             told = affected(run, index.commit, leaves=[leaf.path for leaf in leaves])
             notes.add(DAMAGE, "leaves", where, "is missing", run=run, affected=(told,))
         except (UnsupportedFormatError, StorageError) as error:
-            notes.add(UNCHECKED, "leaves", where, problem(error, store.path), run=run)
+            told = affected(run, index.commit, leaves=[leaf.path for leaf in leaves])
+            notes.add(UNCHECKED, "leaves", where, problem(error, store.path), run=run, affected=(told,))
         except StoreError as error:
             told = affected(run, index.commit, leaves=[leaf.path for leaf in leaves])
             notes.add(DAMAGE, "leaves", where, problem(error, store.path), run=run, affected=(told,))
@@ -220,20 +222,26 @@ def _examine_file(
     advance: Advance,
 ) -> None:
     run, record, where = place
-    size = os.fstat(descriptor).st_size
+    size, read = os.fstat(descriptor).st_size, 0
+
+    def note(nbytes: int) -> None:
+        nonlocal read
+        read += nbytes
+        advance(nbytes)
+
     damaged = [
-        leaf.path for leaf in leaves if not _holds(descriptor, [(leaf.offset or 0, _end(leaf))], leaf.digest, advance)
+        leaf.path for leaf in leaves if not _holds(descriptor, [(leaf.offset or 0, _end(leaf))], leaf.digest, note)
     ]
     gaps = list(_between([(leaf.offset, _end(leaf)) for leaf in leaves if leaf.offset is not None], file.size))
-    whole = _holds(descriptor, gaps, file.digest, advance)
+    whole = _holds(descriptor, gaps, file.digest, note)
     length = "" if size == file.size else f" (it has {size} of {file.size} bytes)"
     if damaged or (not leaves and not whole):
         text = f"is damaged{length}: {reader.enumerate_paths(damaged) or 'its bytes'} differ from their digests"
         notes.add(DAMAGE, "leaves", where, text, run=run, affected=(affected(run, record, leaves=damaged),))
-    if leaves and (not whole or length):
+    elif leaves and (not whole or length):
         text = f"is damaged outside of its arrays{length}"
         notes.add(DAMAGE, "rest", where, text, run=run, affected=(affected(run, record, restorable=True),))
-    notes.count(leaves=len(leaves), nbytes=file.size)
+    notes.count(leaves=len(leaves) - len(damaged), nbytes=read)
 
 
 def _between(spans: list[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:

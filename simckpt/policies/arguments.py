@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -19,10 +19,16 @@ def check_count(value: Any, *, policy: str, key: str) -> None:
         raise ConfigurationError(f"{policy} needs a whole number of at least 1, got {value!r}", keys=[key])
 
 
-def check_duration(value: Any, *, policy: str, key: str, unit: str) -> None:
-    """Checks for a finite number above 0."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{policy} needs a number of {unit} above 0, got {value!r}", keys=[key])
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Returns whether a value is an int or a float of Python's; `True` is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_duration(value: Any, *, policy: str, key: str, unit: str, least: float | None = None) -> None:
+    """Checks for a finite number above 0, or of at least `least` if that is given."""
+    if not is_number(value) or not value < math.inf or not (value > 0 if least is None else value >= least):
+        bound = "above 0" if least is None else f"of at least {least:g}"
+        raise ConfigurationError(f"{policy} needs a number of {unit} {bound}, got {value!r}", keys=[key])
 
 
 def check_metric(metric: Any, mode: Any, *, policy: str) -> None:
@@ -63,9 +69,8 @@ def in_kind_of(old: Any, new: Any) -> Any:
         return float(new)
     if type(old) is type(new) is float and math.isfinite(old) and not math.isfinite(new):
         raise TypeError(f"it is {old!r} and would be {new!r}, which is not finite")
-    if isinstance(old, list | tuple) and isinstance(new, list):
-        items = [in_kind_of(old[0], item) for item in new] if _is_uniform(old) else new
-        return tuple(items) if isinstance(old, tuple) else items
+    if isinstance(old, list) and isinstance(new, list):
+        return [in_kind_of(old[0], item) for item in new] if _is_uniform(old) else new
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         if old.keys() != new.keys():
             differing = ", ".join(repr(key) for key in sorted(old.keys() ^ new.keys()))
@@ -76,7 +81,7 @@ def in_kind_of(old: Any, new: Any) -> Any:
     return new
 
 
-def _is_uniform(values: list[Any] | tuple[Any, ...]) -> bool:
+def _is_uniform(values: list[Any]) -> bool:
     return bool(values) and len({type(value) for value in values}) == 1
 
 

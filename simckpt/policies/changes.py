@@ -35,8 +35,8 @@ class Change(ABC):
 class Reseed(Change):
     """Continues all random streams from new seeds: those of the envs, of the process, of samplers and replay buffers.
 
-    The seeds are derived from the run, the target and the number of rollbacks so far: another try is another try, and
-    the same rollback done again draws the same numbers.
+    The seeds are derived from what the target holds, the number of rollbacks so far and, in a branch, the run's name:
+    another try is another try, and the same rollback done again draws the same numbers.
     """
 
     def __repr__(self) -> str:
@@ -75,6 +75,8 @@ class Scale(Change):
 @dataclass(frozen=True, init=False, repr=False)
 class SetTo(Change):
     """Sets hyperparameters, as in `SetTo(learning_rate=1e-4)`.
+
+    Done once more to the same target it changes nothing further, and training replays: join it with `Reseed()`.
 
     Args:
         **values: by key; numbers, texts, booleans, None, or lists or dicts of these; NaN nowhere among them. numpy's
@@ -122,6 +124,8 @@ class KeepRows(Change):
 @dataclass(frozen=True, repr=False)
 class Call(Change):
     """Calls a function once the target is restored and the hyperparameters are set.
+
+    One that does the same each time is to be joined with `Reseed()`, as `SetTo` is.
 
     Args:
         function: called with the components, {name: live object}, and the level of escalation, from 1 on. What it

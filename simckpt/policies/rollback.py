@@ -12,7 +12,7 @@ from simckpt.errors import ConfigurationError
 from simckpt.policies import targets
 from simckpt.policies.arguments import check_count, check_metric, unboxed, written
 from simckpt.policies.changes import Change, Reseed, checked_changes
-from simckpt.policies.degradation import TESTS, degradation
+from simckpt.policies.degradation import TESTS, degradation, spans_of
 from simckpt.policies.records import CheckpointFacts, Evaluation, RollbackDecision, RollbackMoment
 from simckpt.policies.targets import Standing
 
@@ -27,9 +27,10 @@ class RollbackPolicy:
 
     Gone wrong is a loss or a parameter that is not finite, at once; and an evaluation return that has fallen below the
     level reached before. That is decided by a statistical test on the returns of single episodes, so pass them all:
-    `checkpointer.step(step, {"eval/return": returns})`, ten or more of them. Of a mean alone only a much deeper fall
-    can be told from noise, and late: the level then takes 32 evaluations. What it notices and how often it is wrong is
-    printed by `scripts/bench_rollback.py`.
+    `checkpointer.step(step, {"eval/return": returns})`, ten or more of them. With fewer only a deeper fall can be told
+    from noise, and late: a level takes 32 evaluations of a mean alone, 16 of two or three episodes, 8 of four to seven.
+    What falls before so many have been good is never noticed by the returns. What it notices and how often it is wrong
+    is printed by `scripts/bench_rollback.py`.
 
     A level counts as reached, and a checkpoint as good, only once evaluations after it, whose episodes did not choose
     it, confirm it. A checkpoint stands for the first evaluation at or after it: save where you evaluate.
@@ -47,14 +48,16 @@ class RollbackPolicy:
             there only noise and the usual swing of the evaluations are the measure.
         significance: chance of a false alarm at one evaluation. Evaluations overlap and the other conditions must hold
             too, so that a run of 200 evaluations has less than 200 times of it.
-        patience: how many evaluations in a row must lie below, the first of them included.
+        patience: how many evaluations in a row must lie below, the first of them included: each by itself as far as
+            its own episodes tell, which is to 2 % where all together are to be certain to 0.005 %.
         warm_up: the first evaluations of a run that are never under test, only compared with.
         cool_down: the first evaluations after a rollback that are neither under test nor compared with.
         changes: what is to be different; a list has one for each level of escalation, the last one from then on. The
             level is 1 again as soon as a return better than any before the last rollback is confirmed.
         max_rollbacks: of a run in all.
-        then: what happens where one more would be needed: "stop", or "continue" without further tests.
-        losses: which metrics must be finite: a pattern such as "*loss*", or a list of patterns, at least one.
+        then: what happens where one more would be needed: "stop", or "continue", which a warning tells once.
+        losses: which metrics must be finite: a pattern such as "*loss*", or a list of patterns, at least one. Capital
+            letters count as small ones: this is "train/Loss", too.
 
     Raises:
         ConfigurationError: an argument that has no meaning.
@@ -117,7 +120,14 @@ class RollbackPolicy:
 
     def is_loss(self, name: str) -> bool:
         """Returns whether a metric of this name must be finite."""
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.losses)
+        return any(fnmatch.fnmatchcase(name.lower(), pattern.lower()) for pattern in self.losses)
+
+    def first_test(self, episodes: int) -> int:
+        """Returns with which evaluation the first test can be, of evaluations of so many episodes; from 1 on."""
+        before = max(self.warm_up, 1)
+        while not spans_of(before, episodes):
+            before += 1
+        return before + self.patience
 
     def decide(self, moment: RollbackMoment) -> RollbackDecision:
         """Returns whether to go on, to roll back or to stop, and why.
@@ -125,13 +135,15 @@ class RollbackPolicy:
         A reason beside "go on" says why a fall has no consequence.
         """
         spent = len(moment.rollbacks) >= self.max_rollbacks
-        if spent and self.then == "continue":
-            return _GO_ON
         trouble = moment.non_finite or self._fall(moment)
         if not trouble:
             return _GO_ON
+        if spent and self.then == "continue":
+            reached = f"max_rollbacks={self.max_rollbacks} is reached, and training goes on"
+            return RollbackDecision("go on", f"it would once more: {trouble}; {reached}")
         if spent:
-            return RollbackDecision("stop", f"{trouble}; the run rolled back {len(moment.rollbacks)} times before")
+            before = _counted(len(moment.rollbacks), "time")
+            return RollbackDecision("stop", f"{trouble}; the run rolled back {before} before")
         fallen = 0 if moment.non_finite else self.patience
         target = self._target(moment, fallen=fallen)
         if target is None:
@@ -178,9 +190,11 @@ class RollbackPolicy:
         if found is None:
             return ""
         verb = "fell" if self.mode == "max" else "rose"
+        recent = ", ".join(f"{sign * mean:.6g}" for mean in found.recent)
+        count = _counted(self.patience, "evaluation")
         return (
-            f"{self.metric} {verb} from {sign * found.level:.6g} to {sign * found.recent:.6g} in {self.patience} "
-            f"evaluations ({self.test}: p = {found.p_value:.2g})"
+            f"{self.metric} {verb} from {sign * found.level:.6g} to {recent} in {count} "
+            f"({self.test}: p = {found.p_value:.2g})"
         )
 
     def _target(self, moment: RollbackMoment, *, fallen: int) -> CheckpointFacts | None:
@@ -234,3 +248,7 @@ class RollbackPolicy:
             if value != each.default:
                 options[each.name] = value
         return written("RollbackPolicy", self.metric, **options)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -99,15 +99,20 @@ class Claim:
     Attributes:
         run: the run's name.
         next_seq: number of the next commit, or None if the folder must be listed to know.
+        is_idle: says whether nobody writes under it, so that a later claim of this process may take its place.
     """
 
-    def __init__(self, disk: durable.Disk, folder: Path, work: Callable[[], Path], owner: Owner, lock: int) -> None:
+    def __init__(
+        self, disk: durable.Disk, folder: Path, work: Callable[[], Path], owner: Owner, lock: int, *, reserve: bool
+    ) -> None:
         self.run = folder.name
         self.next_seq: int | None = None
+        self.is_idle: Callable[[], bool] = lambda: False
         self._disk = disk
         self._folder = folder
         self._work = work
         self._owner = owner
+        self._reserve = reserve
         self._lock: int | None = lock
         self._beaten = time.monotonic()
 
@@ -132,7 +137,10 @@ class Claim:
             StorageError: it cannot be looked at for the moment, which says nothing about whose it is.
         """
         if not self.held:
-            raise ConflictError(f"the claim on run {self.run!r} was released, or belongs to the parent process")
+            raise ConflictError(
+                f"the claim on run {self.run!r} was given back, perhaps because it was started once more by this "
+                "process, or it belongs to the parent process"
+            )
         found = _read_owner(self._folder / _WRITER)
         if found is None or found.nonce != self._owner.nonce:
             by = "" if found is None else f" by process {found.process.pid} on {found.process.host}"
@@ -154,7 +162,13 @@ class Claim:
 
     @contextlib.contextmanager
     def spending_reserve(self) -> Iterator[None]:
-        """Frees the claim's reserve for the block, which makes room on a full disk; takes a new one afterwards."""
+        """Frees the claim's reserve for the block, which makes room on a full disk; takes a new one afterwards.
+
+        A claim without one, which is held for one prune alone, stays without.
+        """
+        if not self._reserve:
+            yield
+            return
         reserve = self._folder / _WRITER / _RESERVE
         with contextlib.suppress(OSError):
             self._disk.unlink(reserve)
@@ -214,14 +228,22 @@ def heard_of(folder: Path) -> float | None:
     return _last_beat(folder / _WRITER) or None
 
 
-def take(disk: durable.Disk, folder: Path, work: Callable[[], Path], *, clock: Callable[[], float]) -> Claim:
-    """Claims a run for this process.
+def take(
+    disk: durable.Disk,
+    folder: Path,
+    work: Callable[[], Path],
+    *,
+    clock: Callable[[], float],
+    reserve: bool = True,
+) -> Claim:
+    """Claims a run for this process; a claim that this process has and that is idle is given back first.
 
     Args:
         disk: the system calls.
         folder: the run's folder, on the same file system as the work folders.
         work: makes a new folder under `tmp/` that carries this process's identity.
         clock: the time [s since 1970].
+        reserve: whether it keeps `RESERVE` bytes for prunes.
 
     Raises:
         RunLockedError: a living process holds it, this one included, or one that cannot be looked at from here has been
@@ -230,17 +252,21 @@ def take(disk: durable.Disk, folder: Path, work: Callable[[], Path], *, clock: C
     """
     key = _key(folder)
     process = processes.this_process()
+    held = held_claim(folder)
+    if held is not None and held.is_idle():
+        held.release()
     with _held_lock:
         if key in _held:
             raise RunLockedError(
                 f"run {folder.name!r} is already being written by this process ({process.pid}): call `run.close()` of "
-                f"the Run that it was started as, or start runs as `with store.start({folder.name!r}) as run:`",
+                f"the Run that it was started as, or end this process; `with store.start({folder.name!r}) as run:` "
+                "closes by itself",
                 host=process.host,
                 pid=process.pid,
             )
         _held[key] = None
     try:
-        claim = _take(disk, folder, work, Owner(names.random_id(), process, clock()))
+        claim = _take(disk, folder, work, Owner(names.random_id(), process, clock()), reserve=reserve)
     except BaseException:
         with _held_lock:
             _held.pop(key, None)
@@ -250,14 +276,15 @@ def take(disk: durable.Disk, folder: Path, work: Callable[[], Path], *, clock: C
     return claim
 
 
-def _take(disk: durable.Disk, folder: Path, work: Callable[[], Path], owner: Owner) -> Claim:
+def _take(disk: durable.Disk, folder: Path, work: Callable[[], Path], owner: Owner, *, reserve: bool) -> Claim:
     prepared = work()
     lock: int | None = None
     try:
         durable.write_record(disk, prepared / _OWNER, owner.to_bytes())
         durable.write_record(disk, prepared / _LOCK, b"")
         durable.write_record(disk, prepared / _HEARTBEAT, b"")
-        durable.write_file(disk, prepared / _RESERVE, [], size=RESERVE)
+        if reserve:
+            durable.write_file(disk, prepared / _RESERVE, [], size=RESERVE)
         durable.sync_folder(disk, prepared)
         # locked under its temporary name, so that whoever sees the claim finds it locked
         with durable.translated(prepared):
@@ -269,7 +296,7 @@ def _take(disk: durable.Disk, folder: Path, work: Callable[[], Path], owner: Own
             except ConflictError:
                 _remove_stale(disk, folder, work)
             else:
-                return Claim(disk, folder, work, owner, lock)
+                return Claim(disk, folder, work, owner, lock, reserve=reserve)
         raise RunLockedError(f"run {folder.name!r}: several processes claim it at once; try again", host="", pid=0)
     except BaseException:
         if lock is not None:

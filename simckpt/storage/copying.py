@@ -14,9 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from simckpt.errors import DamagedError, FormatError, SegmentMissingError, SimckptError
+from simckpt.errors import DamagedError, FormatError, SegmentMissingError, SimckptError, UnsupportedFormatError
 from simckpt.state.leaf import Leaf, LogLeaf
-from simckpt.state.tree import Encoded
 from simckpt.storage import digests, durable, names, pieces, reader, state_file
 from simckpt.storage.index import LeafRecord
 from simckpt.storage.records import CommitRecord
@@ -73,6 +72,10 @@ class Source:
                 raise FormatError(f"{self.path}: the component {name!r} has no structure")
         return items
 
+    def check(self) -> None:
+        """Raises what `items` raises, for those who write the leaves in another way."""
+        self.items()
+
     def _item(self, leaf: LeafRecord) -> state_file.Item:
         # arrays of the right shapes that take no memory
         shaped = np.broadcast_to(np.zeros((), leaf.stored_dtype()), leaf.stored_shape)
@@ -100,19 +103,6 @@ class Source:
                 damaged.append(leaf.path)
         if damaged:
             raise reader.damage(self.path, damaged)
-
-    def read(self) -> dict[str, Encoded]:
-        """Returns {component: encoded state}, every byte verified, all of it in memory; raises as `verify`."""
-        found = {}
-        for leaf in self.leaves.values():
-            array = reader.new_array(leaf)
-            view, position = array.reshape(-1).view(np.uint8).data if leaf.size else memoryview(b""), 0
-            for chunk in self.chunks(leaf):
-                length = memoryview(chunk).nbytes
-                view[position : position + length] = memoryview(chunk).cast("B")
-                position += length
-            found[leaf.path] = Leaf(array, leaf.dtype, leaf.shape, leaf.kind)
-        return reader.assemble(found)
 
     def attempt(self, work: Callable[[], T]) -> T:
         """Returns what `work` returns that reads the leaves; does it once more if damage could be mended meanwhile.
@@ -160,16 +150,37 @@ def source_of(files: StoreReader, run: str, seq: int, *, metrics: Mapping[str, f
             return pieces.copy_rows(files.path, leaf.pieces, leaf.row_size)
         return file_chunks(files.path, (*place, leaf.file), leaf)
 
+    start = files.read_start(run, index.commit.start)
     return Source(
         path=path,
         store=files.id,
-        run=files.read_run(run),
-        start=files.read_start(run, index.commit.start),
+        run=_run_of(files, run, index.commit, start),
+        start=start,
         commit=replace(index.commit, metrics=dict(metrics)),
         leaves=index.leaves,
         shared=frozenset(leaf.path for leaf in index if leaf.pieces),
         chunks=chunks,
         mend=mend,
+    )
+
+
+def _run_of(files: StoreReader, run: str, commit: CommitRecord, start: StartRecord) -> RunRecord:
+    """Returns the record of a run; if that is damaged, what a checkpoint of it and its start know of it."""
+    try:
+        return files.read_run(run)
+    except UnsupportedFormatError:
+        raise
+    except (DamagedError, FormatError):
+        if commit.kind == "import":
+            raise  # it alone knew which checkpoint this is a copy of
+    return RunRecord(
+        id=commit.run,
+        name=run,
+        created=min(start.created, commit.created),
+        hyperparameters=start.hyperparameters,
+        experiment=start.experiment,
+        versions=start.versions,
+        host=start.host,
     )
 
 

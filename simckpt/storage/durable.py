@@ -249,6 +249,17 @@ def make_folders(disk: Disk, root: Path, *parts: str) -> Path:
     return path
 
 
+def made_folder(disk: Disk, path: Path) -> Path:
+    """Returns the absolute path of a folder after making what is missing of it, its parents as well.
+
+    Raises:
+        StorageError: as `make_folders`.
+    """
+    folder = path.absolute()
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    return make_folders(disk, existing, *folder.relative_to(existing).parts)
+
+
 def publish_folder(disk: Disk, source: Path, target: Path) -> None:
     """Gives a finished folder its final name by one rename, and makes that durable: the commit.
 

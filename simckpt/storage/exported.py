@@ -7,7 +7,7 @@ bytes of every leaf.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,36 @@ def seal_directory(source: Source, places: Mapping[str, Any] | None = None) -> b
     """Returns the record that ties the others together; `places` are further fields of it."""
     fields = {"store": source.store, "seq": source.commit.seq, "start_id": source.start.id, **(places or {})}
     return sealed.seal("export", fields, rows=("shared", sorted(source.shared)))
+
+
+def seal_texts(source: Source, leaves: Sequence[LeafRecord]) -> dict[str, str]:
+    """Returns the records of a file that keeps them as texts, by their names in `LIMITS`, and its directory.
+
+    Args:
+        source: the checkpoint.
+        leaves: with their offsets in a block that holds them and nothing else, and with their digests.
+    """
+    block = FileRecord(state_file.STATE_FILE, sum(leaf.size for leaf in leaves), digests.digest(b""), "metadata")
+    records = {"directory": seal_directory(source), **seal_records(source, leaves, block)}
+    return {name: data.decode("ascii") for name, data in records.items()}
+
+
+def parse_texts(path: Path, texts: Mapping[str, Any], chunks: Callable[[LeafRecord], Portions]) -> Source:
+    """Returns what a file holds that keeps its records as `seal_texts` gives them; see `parse_records`."""
+    parts = {}
+    for name, limit in {"directory": DIRECTORY_LIMIT, **LIMITS}.items():
+        text = texts.get(name)
+        if not isinstance(text, str) or not text.isascii() or len(text) > limit:
+            raise FormatError(f"{path} has no record {name!r}, or none of its size")
+        parts[name] = text.encode("ascii")
+    return parse_records(path, sealed.unseal(parts["directory"], "export", path=path), parts, chunks)
+
+
+def check_tensors(source: Source, found: Set[str]) -> None:
+    """Raises FormatError unless the tensors of a file are, by their paths, those of its index."""
+    if found != source.leaves.keys():
+        differing = ", ".join(sorted(found ^ source.leaves.keys())[:3])
+        raise FormatError(f"{source.path}: its tensors are not those of its index, such as {differing}")
 
 
 def parse_records(
@@ -136,8 +166,3 @@ def one_after_another(leaves: Sequence[LeafRecord], known: Mapping[str, int]) ->
         replace(leaf, file=state_file.STATE_FILE, offset=offsets[leaf.path] if leaf.size else None, pieces=())
         for leaf in leaves
     ]
-
-
-def block_of(leaves: Iterable[LeafRecord]) -> FileRecord:
-    """Returns the record of a block of bytes that holds leaves one after another and nothing else."""
-    return FileRecord(state_file.STATE_FILE, sum(leaf.size for leaf in leaves), digests.digest(b""), "metadata")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from simckpt.errors import ConfigurationError, ConflictError, ExportNotFoundError, FormatError
-from simckpt.storage import durable, hdf5_export, reader, safetensors_export, torch_export
+from simckpt.storage import durable, hdf5_export, processes, reader, safetensors_export, torch_export
 from simckpt.storage.copying import Source
 
 _WRITERS: dict[str, Callable[[durable.Disk, Path, Source], None]] = {
@@ -41,6 +41,9 @@ def form_of(path: Path, to: str | None) -> str:
 def write_export(disk: durable.Disk, path: Path, source: Source, *, to: str) -> None:
     """Writes a checkpoint into a new file, durably: under a name beside it first, then renamed.
 
+    A kill leaves a hidden file beside it, which says who wrote it: the next export into this folder removes those of
+    dead processes of this machine. Those of other machines and containers stay.
+
     Args:
         disk: the system calls.
         path: of the file; nothing is replaced.
@@ -56,7 +59,8 @@ def write_export(disk: durable.Disk, path: Path, source: Source, *, to: str) -> 
     """
     if os.path.lexists(path):
         raise ConflictError(f"{path} exists already: nothing is replaced")
-    made = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    _remove_left_over(disk, path.parent)
+    made = path.with_name(f".{processes.this_process().token(secrets.token_hex(4))}.tmp")
     try:
         _WRITERS[to](disk, made, source)
         if not durable.publish_file(disk, made, path):
@@ -64,6 +68,15 @@ def write_export(disk: durable.Disk, path: Path, source: Source, *, to: str) -> 
     finally:
         with contextlib.suppress(OSError):
             disk.unlink(made)
+
+
+def _remove_left_over(disk: durable.Disk, folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in folder.glob(".*.tmp"):
+            maker = processes.Process.from_token(path.stem[1:])
+            if maker is not None and maker.is_alive() is False:
+                with contextlib.suppress(OSError):
+                    disk.unlink(path)
 
 
 def open_export(path: Path) -> Source:
@@ -76,13 +89,17 @@ def open_export(path: Path) -> Source:
     """
     path = path.expanduser().resolve()
     try:
-        with reader.opened_file(path.parent, path.name) as descriptor, durable.translated(path):
-            size = os.fstat(descriptor).st_size
-            head, end = bytearray(min(size, 16)), bytearray(min(size, hdf5_export.END_SIZE))
-            reader.read_into(descriptor, memoryview(head), 0)
-            reader.read_into(descriptor, memoryview(end), size - len(end))
-    except FileNotFoundError as error:
+        return _opened(path)
+    except FileNotFoundError as error:  # by the names alone: whatever the file holds, it is not asked for another one
         raise ExportNotFoundError(f"there is no file {path}; give that of a checkpoint that was exported") from error
+
+
+def _opened(path: Path) -> Source:
+    with reader.opened_file(path.parent, path.name) as descriptor, durable.translated(path):
+        size = os.fstat(descriptor).st_size
+        head, end = bytearray(min(size, 16)), bytearray(min(size, hdf5_export.END_SIZE))
+        reader.read_into(descriptor, memoryview(head), 0)
+        reader.read_into(descriptor, memoryview(end), size - len(end))
     if hdf5_export.is_hdf5_export(bytes(end)):
         return hdf5_export.open_file(path)
     if torch_export.is_torch_file(bytes(head)):

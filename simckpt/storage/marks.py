@@ -69,7 +69,9 @@ def unmark(disk: durable.Disk, root: Path, run: str, checkpoint: str, name: str)
     path = root / "runs" / run / MARKS / checkpoint / name
     with durable.translated(path):
         try:
-            disk.unlink(path)
+            # a store removes nothing behind a symbolic link
+            with reader.opened_folder(root, "runs", run, MARKS, checkpoint):
+                disk.unlink(path)
         except FileNotFoundError:
             return
     durable.sync_folder(disk, path.parent)

@@ -7,11 +7,12 @@ or what its save has announced can be read, so that it can be put back by hand.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from simckpt.errors import StorageError, StoreError
+from simckpt.errors import FormatError, StorageError, StoreError
 from simckpt.storage import durable, index, names, reader, work
 
 FOLDER = "quarantine"
@@ -24,6 +25,8 @@ def entries(root: Path) -> list[str]:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
+    if folder.is_symlink():
+        return
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
         for entry in list(found):
             path = Path(entry.path)
@@ -42,6 +45,8 @@ def segments_used(root: Path) -> set[str]:
     """
     used: set[str] = set()
     try:
+        if (root / FOLDER).is_symlink():
+            raise OSError(errno.ELOOP, "is a symbolic link")
         for path in _entries(root / FOLDER):
             if path.parent.name == "checkpoints":
                 used |= _uses(path)
@@ -62,6 +67,18 @@ def _uses(checkpoint: Path) -> frozenset[str]:
     return frozenset()
 
 
+def check_inside(root: Path, *folders: str) -> None:
+    """Raises StorageError if one of these folders, each in the one before, is a link or none: a repair moves nothing.
+
+    What lies behind a symbolic link is not the store's. A missing folder holds nothing that could be moved.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError), reader.opened_folder(root, *folders):
+            pass
+    except FormatError as error:
+        raise StorageError(f"{error}: nothing is changed there; put the folder itself back in its place") from error
+
+
 def put_aside(disk: durable.Disk, root: Path, where: str) -> Path | None:
     """Moves a file of the store into quarantine, durably; returns where it is now, or None if it was gone.
 
@@ -69,6 +86,7 @@ def put_aside(disk: durable.Disk, root: Path, where: str) -> Path | None:
         StorageError: the disk refused; it is where it was.
     """
     parts = where.split("/")
+    check_inside(root, *parts[:-1])
     folder = durable.make_folders(disk, root, FOLDER, *parts[:-1])
     target = free_name(folder / parts[-1])
     with durable.translated(root / where):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simckpt.errors import FormatError, UnsupportedFormatError
-from simckpt.storage import copying, digests, durable, exported, reader, sealed
+from simckpt.storage import copying, digests, durable, exported, reader
 from simckpt.storage.copying import Portions, Source
 from simckpt.storage.index import LeafRecord
 
@@ -48,7 +48,7 @@ def is_safetensors(head: bytes, size: int) -> bool:
 
 def write(disk: durable.Disk, path: Path, source: Source) -> None:
     """Writes a new file and syncs it; raises as `exports.write_export`."""
-    source.items()  # for its checks
+    source.check()
     leaves = exported.one_after_another(list(source.leaves.values()), _KNOWN)
     # the header comes before what it vouches for; it is as long with any other digests
     unknown = digests.digest(b"")
@@ -74,9 +74,8 @@ def _parts(source: Source, leaves: list[LeafRecord], size: int) -> Iterator[tupl
 
 def _header(source: Source, leaves: list[LeafRecord]) -> bytes:
     """Returns the first bytes of the file: the header and its length."""
-    records = exported.seal_records(source, leaves, exported.block_of(leaves))
-    metadata = {"format": "pt", _DIRECTORY: exported.seal_directory(source).decode("ascii")}
-    metadata |= {f"{_DIRECTORY}.{name}": data.decode("ascii") for name, data in records.items()}
+    texts = exported.seal_texts(source, leaves)
+    metadata = {"format": "pt", **{_key(name): text for name, text in texts.items()}}
     header: dict[str, Any] = {"__metadata__": metadata}
     for leaf in leaves:
         twin, start = exported.twin_of(leaf, _KNOWN), leaf.offset
@@ -106,18 +105,15 @@ def open_file(path: Path) -> Source:
         raise FormatError(f"{path} is no whole safetensors file: {error}") from error
     if _DIRECTORY not in metadata:
         raise FormatError(f"{path} is no checkpoint that Checkpoint.export wrote: it has no metadata of simckpt")
-    fields = sealed.unseal(_bytes(path, metadata, _DIRECTORY), "export", path=path)
-    parts = {name: _bytes(path, metadata, f"{_DIRECTORY}.{name}") for name in exported.LIMITS}
+    texts = {name: metadata.get(_key(name)) for name in ("directory", *exported.LIMITS)}
     places: dict[str, tuple[int, int]] = {}
 
     def chunks(leaf: LeafRecord) -> Portions:
         offset, swap = places[leaf.path]
         return copying.file_chunks(path.parent, (path.name,), replace(leaf, offset=offset), swap=swap)
 
-    source = exported.parse_records(path, fields, parts, chunks)
-    if found.keys() != source.leaves.keys():
-        differing = ", ".join(sorted(found.keys() ^ source.leaves.keys())[:3])
-        raise FormatError(f"{path}: its tensors are not those of its index, such as {differing}")
+    source = exported.parse_texts(path, texts, chunks)
+    exported.check_tensors(source, found.keys())
     position = _data_start(path)
     for name, (dtype, shape) in found.items():
         leaf = source.leaves[name]
@@ -136,8 +132,6 @@ def _data_start(path: Path) -> int:
     return 8 + int.from_bytes(head, "little")
 
 
-def _bytes(path: Path, metadata: dict[str, str], name: str) -> bytes:
-    text = metadata.get(name)
-    if text is None or not text.isascii() or len(text) > exported.LIMITS.get(name.partition(".")[2], 1 << 28):
-        raise FormatError(f"{path}: its metadata have no record {name!r}, or none of its size")
-    return text.encode("ascii")
+def _key(name: str) -> str:
+    """Returns what a record is called in the metadata."""
+    return _DIRECTORY if name == "directory" else f"{_DIRECTORY}.{name}"

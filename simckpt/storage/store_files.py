@@ -195,7 +195,8 @@ class StoreFiles(StoreCompacting, StoreRepairing):
                 return
             claim = claims.held_claim(self._run_folder(run))
             if claim is None:
-                raise ConflictError(f"run {run!r} exists already; claim it to change its record")
+                message = f"run {run!r} exists already: choose another name, or claim it to change its record"
+                raise ConflictError(message)
             claim.verify()
             if self.read_run(run).id != record.id:
                 raise ConflictError(f"run {run!r} has another id: a run keeps its identity")

@@ -15,7 +15,9 @@ from simckpt.errors import (
     InvalidNameError,
     RunNotFoundError,
     SegmentsKeptError,
+    SimckptError,
     StorageError,
+    StorageFullError,
     StoreError,
 )
 from simckpt.storage import claims, durable, index, names, origins, reader, sealed, segments, usage, work
@@ -24,6 +26,8 @@ from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord
 from simckpt.storage.store_marks import StoreMarks
 from simckpt.storage.store_reader import COMMIT_FILE
 
+RESERVE_FILE = "reserve"
+RESERVE = 128 << 10  # [bytes] that a store keeps, so that it can be pruned on a full disk that no trainer is left on
 _WORTHLESS = (FileNotFoundError, InvalidNameError, FormatError, DamagedError)
 
 
@@ -50,9 +54,14 @@ class StorePruning(StoreMarks):
         self._origins = origins.Origins(self)
         self._buried: dict[Path, _Buried] = {}
         self._told = False
+        self._spent = False  # the reserve, by this process
 
-    def claim(self, run: str) -> claims.Claim:
+    def claim(self, run: str, *, reserve: bool = True) -> claims.Claim:
         """Claims a run for this process, and sweeps what dead processes left in the store.
+
+        Args:
+            run: the run's name.
+            reserve: whether the claim keeps room for prunes; one that is given back at once need not.
 
         Raises:
             InvalidNameError, RunNotFoundError: no run can have, or none has, that name.
@@ -60,8 +69,13 @@ class StorePruning(StoreMarks):
             RunLockedError: another process is writing it.
             StorageError: the disk refused.
         """
-        self.read_run(run)
-        claim = claims.take(self._disk, self._run_folder(run), self._works.make, clock=self._clock)
+        try:
+            self.read_run(run)
+        except DamagedError as error:
+            advice = "`simckpt check STORE --repair` writes it again where other records prove what it was"
+            raise DamagedError(f"{error}; {advice}. Its checkpoints can be read", path=error.path) from error
+        folder = self._run_folder(run)
+        claim = claims.take(self._disk, folder, self._works.make, clock=self._clock, reserve=reserve)
         try:
             self.sweep()
         except BaseException:
@@ -73,7 +87,8 @@ class StorePruning(StoreMarks):
         """Returns the tombstone that replaces a checkpoint; its state is gone, its id and place in the lineage stay.
 
         Interrupted at any point, the checkpoint is whole or has a tombstone. Pruning a tombstone frees what an
-        interruption left. The run's claim is taken for the duration, if this process does not hold it yet.
+        interruption left. The run's claim is taken for the duration, if this process does not hold it yet. On a full
+        disk what is of no use makes room first: the store's reserve, or where there is none what dead processes left.
 
         Raises:
             CheckpointNotFoundError: no such number.
@@ -85,6 +100,51 @@ class StorePruning(StoreMarks):
             StorageError: the disk refused.
         """
         self._run_folder(run)
+        ways = iter((self._spend_reserve, self._sweep_anything, self._drop_jobs))
+        while True:
+            try:
+                tombstone = self._prune(run, seq, reason)
+            except StorageFullError:
+                if not any(makes_room(run) for makes_room in ways):
+                    raise
+            else:
+                if self._spent:
+                    self.keep_reserve()
+                return tombstone
+
+    def keep_reserve(self) -> None:
+        """Has the store keep room for prunes on a full disk, unless it does or there is none; raises nothing."""
+        path = self.path / RESERVE_FILE
+        with contextlib.suppress(SimckptError):
+            if not os.path.lexists(path):
+                with self._works.made() as made:
+                    # written, not only allocated, which not every file system can do
+                    durable.write_file(self._disk, made / RESERVE_FILE, [(0, bytes(RESERVE))], size=RESERVE)
+                    durable.publish_file(self._disk, made / RESERVE_FILE, path)
+            self._spent = False
+
+    def _spend_reserve(self, _run: str) -> bool:
+        try:
+            self._disk.unlink(self.path / RESERVE_FILE)
+        except OSError:
+            return False
+        self._spent = True
+        return True
+
+    def _sweep_anything(self, _run: str) -> bool:
+        return bool(self.sweep())
+
+    def _drop_jobs(self, run: str) -> bool:
+        """Removes the announcements of a run's saves, which moved along with the commits and say nothing any longer."""
+        dropped = False
+        for seq in self.sequence(run):
+            with contextlib.suppress(StoreError, OSError):
+                self.segment_ids(run, seq)  # else the announcement alone says what it uses
+                self._disk.unlink(self._checkpoint_path(run, seq) / work.JOB_FILE)
+                dropped = True
+        return dropped
+
+    def _prune(self, run: str, seq: int, reason: str) -> TombstoneRecord:
         with self._claimed(run) as claim:
             claim.verify()
             record = self._record_of(run, seq)
@@ -111,7 +171,7 @@ class StorePruning(StoreMarks):
         if held is not None:
             yield held
         else:
-            with self.claim(run) as claim:
+            with self.claim(run, reserve=False) as claim:
                 yield claim
 
     def _bury(self, run: str, tombstone: TombstoneRecord) -> None:
@@ -207,6 +267,9 @@ class StorePruning(StoreMarks):
         used = self._usage.by_checkpoints()
         if used is None:
             return None
+        # neither of them may be a symbolic link: what lies elsewhere is not the store's to move
+        durable.make_folders(self._disk, self.path, segments.FOLDER)
+        durable.make_folders(self._disk, self.path, segments.TRASH)
         places = {identity: [home / segments.file_name(identity)] for identity in candidates if identity not in used}
         for identity, files in segments.trashed(self.path).items():
             if identity in used:
@@ -215,7 +278,6 @@ class StorePruning(StoreMarks):
                 places[identity] += [trash / file for file in files]
         if not places:
             return set()
-        durable.make_folders(self._disk, self.path, segments.TRASH)
         # under names of its own: what this pruner removes there it has itself put there, before it looked
         moved: list[tuple[str, Path]] = []
         try:

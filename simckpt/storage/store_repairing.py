@@ -34,9 +34,10 @@ class StoreRepairing(StorePruning):
             RunLockedError: another process is writing the run.
             StorageError: the disk refused; the next call goes on from there.
         """
+        place = self._checkpoint_path(run, seq)
+        quarantine.check_inside(self.path, *place.relative_to(self.path).parts)
         with self._claimed(run) as claim:
             claim.verify()
-            place = self._checkpoint_path(run, seq)
             target = self._quarantined(place)
             tombstone = self._tombstone(run, seq, target, reason)
             with self._works.made() as made:
@@ -117,6 +118,7 @@ class StoreRepairing(StorePruning):
 
     def rewrite_mark(self, run: str, checkpoint: str, name: str) -> None:
         """Writes a tag or a pin again, which says all by its name; raises StorageError if the disk refuses."""
+        quarantine.check_inside(self.path, "runs", run, marks.MARKS, checkpoint)
         with self._works.made() as made:
             fields = {"checkpoint": checkpoint, "mark": name}
             durable.write_record(self._disk, made / name, sealed.seal("mark", fields))
@@ -131,6 +133,7 @@ class StoreRepairing(StorePruning):
             StorageError: the disk refused.
         """
         folder = self._run_folder(record.name)
+        quarantine.check_inside(self.path, "runs", record.name)
         if claims.held_claim(folder) is None:
             with claims.take(self._disk, folder, self._works.make, clock=self._clock):
                 self._rewrite_run(record)
@@ -151,9 +154,10 @@ class StoreRepairing(StorePruning):
             RunLockedError: another process is writing the run.
             StorageError: the disk refused.
         """
+        path = self._checkpoint_path(run, seq) / index.INDEX_FILE
+        quarantine.check_inside(self.path, *path.parent.relative_to(self.path).parts)
         with self._claimed(run) as claim:
             claim.verify()
-            path = self._checkpoint_path(run, seq) / index.INDEX_FILE
             record = self._record_of(run, seq)
             if isinstance(record, TombstoneRecord) or not digests.matches(data, record.file(index.INDEX_FILE).digest):
                 raise DamagedError(f"{path}: these are not the bytes that {COMMIT_FILE} vouches for", path=path)
@@ -167,6 +171,7 @@ class StoreRepairing(StorePruning):
 
     def _rewrite(self, where: str, data: bytes) -> None:
         *folders, name = where.split("/")
+        quarantine.check_inside(self.path, *folders)
         aside = durable.make_folders(self._disk, self.path, quarantine.FOLDER, *folders)
         with self._works.made() as made:
             durable.write_record(self._disk, made / name, data)

@@ -111,7 +111,9 @@ class StoreTiers(StorePruning):
         path = self.archived_file(run, seq)
         with durable.translated(path):
             try:
-                self._disk.unlink(path)
+                # a store removes nothing behind a symbolic link
+                with reader.opened_folder(self.path, "runs", run, archived.FOLDER):
+                    self._disk.unlink(path)
             except FileNotFoundError:
                 return
         durable.sync_folder(self._disk, path.parent)

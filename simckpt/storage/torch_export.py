@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from simckpt.errors import FormatError, UnsupportedFormatError
-from simckpt.storage import copying, digests, durable, exported, names, reader, sealed, state_file
+from simckpt.storage import copying, digests, durable, exported, names, reader, state_file
 from simckpt.storage.copying import Portions, Source
 from simckpt.storage.index import LeafRecord
 
@@ -161,7 +161,7 @@ class _Sink(io.RawIOBase):
 def write(disk: durable.Disk, path: Path, source: Source) -> None:
     """Writes a new file and syncs it; raises as `exports.write_export`."""
     torch = _torch(path)
-    source.items()  # for its checks
+    source.check()
     size = sum(leaf.size for leaf in source.leaves.values() if leaf.kind != state_file.STRUCTURE_KIND)
     durable.write_file(disk, path, _parts(torch, source), size=size)
 
@@ -190,11 +190,9 @@ def _parts(torch: Any, source: Source) -> Iterator[tuple[int, durable.Bytes]]:
             done[leaf.path] = leaf.digest or hasher.digest()
         leaves = exported.one_after_another(list(source.leaves.values()), _TYPES)
         leaves = [replace(leaf, digest=done[leaf.path]) for leaf in leaves]
-        records = exported.seal_records(source, leaves, exported.block_of(leaves))
-        texts: dict[str, Any] = {"directory": exported.seal_directory(source).decode("ascii")}
-        texts |= {name: data.decode("ascii") for name, data in records.items()}
+        own = {**exported.seal_texts(source, leaves), "structures": structures}
         pickled = io.BytesIO()
-        _Pickler(pickled, torch).dump({"state": state, "simckpt": {**texts, "structures": structures}})
+        _Pickler(pickled, torch).dump({"state": state, "simckpt": own})
         # as torch writes them: the version of the archive, and the byte order of the numbers
         for name, data in (("data.pkl", pickled.getvalue()), ("byteorder", b"little"), ("version", b"3\n")):
             with archive.open(_entry(sink, name), "w", force_zip64=True) as entry:
@@ -228,15 +226,10 @@ def open_file(path: Path) -> Source:
     except Exception as error:  # whatever a strange file makes of it
         raise FormatError(f"{path} cannot be loaded by torch: {type(error).__name__}: {error}") from error
     state, own = _checked(document, path, torch)
-    fields = sealed.unseal(_bytes(own, "directory", path), "export", path=path)
-    parts = {name: _bytes(own, name, path) for name in exported.LIMITS}
-    chunks = functools.partial(_chunks, path, state, own["structures"])
-    source = exported.parse_records(path, fields, parts, chunks)
+    source = exported.parse_texts(path, own, functools.partial(_chunks, path, state, own["structures"]))
     in_file = {f"{names.encode_part(name)}/{key}" for name, found in state.items() for key in found}
     in_file |= {f"{names.encode_part(name)}/{names.STRUCTURE}" for name in own["structures"]}
-    if in_file != source.leaves.keys():
-        differing = ", ".join(sorted(in_file ^ source.leaves.keys())[:3])
-        raise FormatError(f"{path}: its tensors are not those of its index, such as {differing}")
+    exported.check_tensors(source, in_file)
     for leaf in source.leaves.values():
         if leaf.kind != state_file.STRUCTURE_KIND:
             tensor, twin = state[leaf.component][leaf.key], exported.twin_of(leaf, _TYPES)
@@ -295,13 +288,20 @@ def _checked(document: Any, path: Path, torch: Any) -> tuple[Mapping[str, Mappin
     texts = (*own["structures"], *own["structures"].values(), *state)
     fits = all(isinstance(text, str) for text in texts) and all(isinstance(found, dict) for found in state.values())
     tensors = [each for found in state.values() for each in found.items()] if fits else []
-    if not fits or not all(isinstance(key, str) and _is_plain(each, torch) for key, each in tensors):
+    if not fits or not all(isinstance(key, str) for key, _ in tensors):
         raise FormatError(f"{path} is no checkpoint that Checkpoint.export wrote: its state is no dict of tensors")
+    for key, tensor in tensors:
+        if not _is_plain(tensor, torch):
+            raise FormatError(f"{path} is no checkpoint that Checkpoint.export wrote: {key[:200]!r} is no plain tensor")
     return state, own
 
 
 def _is_plain(tensor: Any, torch: Any) -> bool:
-    return type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    """Returns whether the bytes of a tensor's memory are its values; those of a negative or conjugate view are not."""
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    special = tensor.is_neg() or tensor.is_conj() or tensor.is_quantized or tensor.is_nested or tensor.requires_grad
+    return not special
 
 
 def _chunks(
@@ -330,10 +330,3 @@ def _bytes_of(tensor: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     found: np.ndarray[Any, np.dtype[np.uint8]] = flat.reshape(-1).view(torch.uint8).numpy()
     return found
-
-
-def _bytes(own: Mapping[str, Any], name: str, path: Path) -> bytes:
-    text, limit = own.get(name), exported.LIMITS.get(name, exported.DIRECTORY_LIMIT)
-    if not isinstance(text, str) or not text.isascii() or len(text) > limit:
-        raise FormatError(f"{path}: it has no record {name!r}, or none of its size")
-    return text.encode("ascii")

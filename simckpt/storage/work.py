@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -109,6 +110,8 @@ def folders(path: Path) -> list[Path]:
         StorageError: it cannot be looked at for the moment, which does not mean that there are none.
     """
     try:
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "is a symbolic link")
         with os.scandir(path) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     except FileNotFoundError:

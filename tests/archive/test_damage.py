@@ -3,11 +3,15 @@
 import shutil
 
 import pytest
+import training
 from archive_helpers import RUN, archive, assert_restores, filled, kept_aside
 from storage_helpers import snapshot
+from typer.testing import CliRunner
 
 import simckpt
-from simckpt.errors import ArchiveDamagedError, DamagedError
+from simckpt.archive import naming
+from simckpt.cli import app
+from simckpt.errors import ArchiveDamagedError, ArchiveUnavailableError, DamagedError, DamageWarning
 from simckpt.storage import StoreFiles
 
 CHECKPOINT = f"runs/{RUN}/checkpoints/00000002"
@@ -178,12 +182,76 @@ def test_a_check_does_not_take_an_evicted_checkpoint_for_damaged(files, tmp_path
 
 
 def test_what_a_repair_puts_into_quarantine_stays_in_the_archive(files, tmp_path):
-    there = {name: data for name, data in snapshot(tmp_path / "archive").items() if "00000002" in name}
     (files.path / f"{CHECKPOINT}/state.h5").write_bytes(b"")
-    (tmp_path / "archive").rename(tmp_path / "away")  # for the moment it cannot be reached
+    flip(tmp_path / "archive" / CHECKPOINT / "state.h5")  # no good copy there, and perhaps somebody can make use of it
+    there = {name: data for name, data in snapshot(tmp_path / "archive").items() if "00000002" in name}
     simckpt.Store(files.path).repair()
     assert b"tombstone" in (files.path / f"{CHECKPOINT}/commit.json").read_bytes()
-    shutil.rmtree(tmp_path / "archive", ignore_errors=True)
-    (tmp_path / "away").rename(tmp_path / "archive")
     archive(files, tmp_path / "archive", 3).move()
     assert {name: data for name, data in snapshot(tmp_path / "archive").items() if "00000002" in name} == there
+
+
+@pytest.mark.parametrize("how", ["away", "emptied", "never named"])
+@pytest.mark.parametrize("what", ["state.h5", "commit.json", "segment"])
+def test_a_repair_leaves_alone_what_an_archive_out_of_reach_may_have(files, tmp_path, monkeypatch, how, what):
+    originals = kept_aside(files)
+    (files.path / (a_segment(files) if what == "segment" else f"{CHECKPOINT}/{what}")).write_bytes(b"")
+    damaged, away = kept_aside(files), tmp_path / "away"
+    if how == "never named":
+        monkeypatch.setattr(naming, "_named", set())
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config of another"))
+    else:
+        (tmp_path / "archive").rename(away)
+        if how == "emptied":
+            (tmp_path / "archive").mkdir()
+    store = simckpt.Store(files.path)
+    for dry_run in (True, False):
+        done = store.repair(dry_run=dry_run)
+        assert not done
+        assert {action.text for action in done.actions} == {"is left alone"}
+        assert all("the archive cannot be reached" in action.problem for action in done.actions)
+        assert kept_aside(files) == damaged
+    shutil.rmtree(tmp_path / "archive") if how == "emptied" else None
+    away.rename(tmp_path / "archive") if how != "never named" else store.archive(tmp_path / "archive")
+    assert store.repair()
+    assert kept_aside(files) == originals
+
+
+def test_a_dry_run_of_a_repair_says_one_thing_of_each(files):
+    (files.path / f"{CHECKPOINT}/state.h5").write_bytes(b"")
+    (files.path / a_segment(files)).write_bytes(b"")
+    planned = simckpt.Store(files.path).repair(dry_run=True).actions
+    assert {action.text for action in planned} == {"comes back from the archive"}
+    assert len({action.path for action in planned}) == len(planned) == 2  # a later one uses the rows as well
+
+
+def test_a_check_says_how_many_it_did_not_look_at(files, tmp_path):
+    archive(files, tmp_path / "archive", 1).move()
+    (tmp_path / "archive").rename(tmp_path / "away")
+    for quick in (False, True):
+        report = simckpt.Store(files.path).check(quick=quick)
+        assert not report.damage
+        assert (report.counts.checkpoints, report.counts.archived) == (1, 2)
+    told = CliRunner().invoke(app, ["check", str(files.path)]).stdout
+    assert "2 checkpoints in the archive alone, not looked at" in told
+
+
+def test_a_run_goes_on_from_an_older_one_if_the_newest_is_damaged_and_the_archive_away(tmp_path):
+    store = simckpt.Store(tmp_path / "store")
+    training.train(store, 30)
+    store.archive(tmp_path / "archive").move()
+    (store.files.path / "runs/a/checkpoints/00000003/state.h5").write_bytes(b"")
+    (tmp_path / "archive").rename(tmp_path / "away")
+    with pytest.warns(DamageWarning, match="cannot be brought back.*is it mounted"):
+        training.train(store, 30)
+    assert [each.step for each in store.run("a").checkpoints()] == [10, 20, 30]
+
+
+def test_a_run_whose_newest_is_in_an_archive_out_of_reach_does_not_go_on_from_an_older_one(tmp_path):
+    store = simckpt.Store(tmp_path / "store")
+    training.train(store, 30)
+    store.archive(tmp_path / "archive").move()
+    store.files.evict("a", 3)
+    (tmp_path / "archive").rename(tmp_path / "away")
+    with pytest.raises(ArchiveUnavailableError):
+        training.train(store, 40)

@@ -1,5 +1,8 @@
 """Moving in the background, beside a training that never waits for it."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -96,9 +99,6 @@ def test_a_large_upload_is_given_up_when_the_time_is_over(tmp_path, fake, monkey
 
 
 def test_a_program_that_ends_without_stopping_it_ends(tmp_path):
-    import subprocess
-    import sys
-
     filled(tmp_path / "store", 1)
     code = "import simckpt, sys\narchive = simckpt.Store(sys.argv[1]).archive(sys.argv[2])\narchive.start()\n"
     done = subprocess.run(
@@ -123,3 +123,36 @@ def test_a_slow_archive_does_not_keep_a_save_waiting(tmp_path, fake):
     assert {1, 2} <= files.archived(RUN).keys()
     for seq in (1, 2):
         assert_restores(StoreFiles.open(files.path), seq)
+
+
+@pytest.mark.parametrize("how", ["stopped", "left running"])
+def test_a_program_ends_soon_with_its_exit_code_though_the_server_never_answers(tmp_path, fake, how):
+    filled(tmp_path / "store", 1)
+    fake.hang, fake.fault = 200.0, lambda number, name: "hang before"
+    code = (
+        (
+            "import simckpt, sys, time\narchive = simckpt.Store(sys.argv[1]).archive('s3://bucket/place')\narchive.start()\n"
+            "time.sleep(0.5)\n"
+        )
+        + ("archive.stop(timeout=0.5)\n" if how == "stopped" else "")
+        + "sys.exit(75)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], timeout=50)  # retries take 180 s
+    assert fake.requests
+    assert done.returncode == 75
+
+
+def test_ctrl_c_ends_a_command_though_the_server_never_answers(tmp_path, fake):
+    fake.hang, fake.fault = 200.0, lambda number, name: "hang before"
+    command = [sys.executable, "-m", "simckpt", "pull", "s3://bucket/place", str(tmp_path / "store")]
+    # a shell's background jobs ignore the signal
+    reset = "import signal, runpy, sys; signal.signal(2, signal.default_int_handler); sys.argv = sys.argv[1:]; "
+    code = reset + "runpy.run_module('simckpt', run_name='__main__', alter_sys=True)"
+    process = subprocess.Popen([sys.executable, "-c", code, *command[2:]], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: fake.requests)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(40) != 0
+    finally:
+        process.kill()
+        process.wait()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -21,7 +22,7 @@ from log_helpers import Log, segment_files
 from storage_helpers import new_store, snapshot
 
 import simckpt
-from simckpt.archive import Archive
+from simckpt.archive import Archive, Patience
 from simckpt.errors import ArchiveUnavailableError, ConfigurationError, ConflictError, RunLockedError
 from simckpt.policies import KeepAll, KeepLast
 from simckpt.storage import StoreFiles
@@ -333,3 +334,35 @@ def test_with_no_policy_everything_stays_and_is_copied(tmp_path):
     assert Archive(files, tmp_path / "archive", patience=HASTY).move().evicted == []
     assert local_seqs(files) == EVERY
     assert repr(KeepAll()) in repr(Archive(files)._policy)
+
+
+def test_an_archive_that_is_lost_for_good_is_replaced_only_when_that_is_said(tmp_path):
+    files, _ = filled(tmp_path / "store", 2)
+    archive(files, tmp_path / "archive", 2).move()
+    shutil.rmtree(tmp_path / "archive")
+    with pytest.raises(ArchiveUnavailableError):
+        archive(files, tmp_path / "another", 2).move()
+    for _ in range(2):  # a training that says so is started again
+        again = Archive(files, str(tmp_path / "another"), policy=KeepLast(1), new=True)
+        assert again.move().problems == []
+    assert local_seqs(files) == {2}
+    # one that checkpoints depend on is not replaced
+    known = files.archive()
+    with pytest.raises(ConflictError, match=r"1 checkpoints are in the old archive alone: .* number 1"):
+        Archive(files, str(tmp_path / "third"), new=True).move()
+    assert files.archive() == known
+    assert_restores(simckpt.Store(files.path).files, 1)
+
+
+def test_what_is_in_a_full_archive_leaves_the_disk_all_the_same(tmp_path, fake):
+    files, log = filled(tmp_path / "store", 2)
+    archive(files, "s3://bucket/place", 2).move()
+    with files.claim(RUN):
+        add(files, log, 3)
+    fake.fault = lambda number, name: "500" if name.startswith("PUT") else None
+    with pytest.raises(ArchiveUnavailableError):
+        Archive(files, "s3://bucket/place", policy=KeepLast(1), patience=Patience(1.0, 0, 1.0)).move()
+    assert local_seqs(files) == {3}
+    fake.reset()
+    for seq in (1, 2, 3):
+        assert_restores(simckpt.Store(files.path).files, seq)

@@ -37,7 +37,7 @@ def test_an_archive_that_a_stranger_names_is_not_reached_for(given, tmp_path):
         lambda: store.archive(),
         lambda: store.archive().move(),
     ):
-        with pytest.raises(ArchiveNotNamedError, match="have never named.*--archive"):
+        with pytest.raises(ArchiveNotNamedError, match=r"have never named.*--archive"):
             action()
     # what is here is read, and what is damaged here is told as such
     assert store.run(RUN).latest().read()

@@ -73,3 +73,11 @@ def test_what_is_no_address_is_refused(address):
 def test_no_record_of_an_archive_holds_a_secret(url):
     with pytest.raises(FormatError):
         ArchiveRecord("0" * 32, url, 0.0).to_bytes()
+
+
+@pytest.mark.parametrize("text", [f"s3//user:{SECRET}@b", f"s3/user:{SECRET}@b/c", f"//user:{SECRET}@b", f"b@{SECRET}"])
+def test_an_address_without_its_scheme_is_no_folder_and_is_not_repeated(text):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_place(text)
+    assert SECRET not in str(caught.value)
+    assert parse_place(f"./{text}").scheme == "file", "who means a folder says so"

@@ -7,7 +7,7 @@ import pytest
 from branch_helpers import save
 
 import simckpt
-from simckpt.errors import ConfigurationError, RunLockedError
+from simckpt.errors import ConfigurationError, ConflictError, RunLockedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,23 +130,32 @@ def test_a_free_key_that_was_given_at_a_start_which_rolled_back_before_it_saved_
     assert configured(store, "a", Args(learning_rate=5e-3), free=free).learning_rate == 5e-3
 
 
-def test_a_failed_configure_gives_the_claim_back(tmp_path) -> None:
+def test_what_fails_before_the_checkpointer_is_made_locks_no_run(tmp_path) -> None:
     store = simckpt.Store(tmp_path / "s")
     origin_of(store)
     run = store.start("a")
     for bad in (Args(gamma=0.5), Args(learning_rate="fast"), 5):
         with pytest.raises(ConfigurationError):
             run.configure(bad)
-        # the cell of a notebook once more, while the first object lives
-        with store.start("a") as again:
-            assert again.configure(Args()).learning_rate == 1e-3
-    # or the same object with better arguments
-    assert run.configure(Args()).learning_rate == 1e-3
-    with pytest.raises(RunLockedError, match=r"run\.close\(\).*with store\.start\('a'\) as run"):
-        store.start("a")
-    run.close()
+        # the same object with better arguments
+        assert run.configure(Args()).learning_rate == 1e-3
+    # or the cell of a notebook once more, while its traceback keeps the first object alive
+    with store.start("a") as again:
+        assert again.configure(Args()).learning_rate == 1e-3
+        with pytest.raises(ConflictError, match="started once more"):
+            run.checkpointer({"loop": simckpt.LoopState(x=1)}, save_when=simckpt.EverySteps(1))
+        run.close()
+        with pytest.raises(RunLockedError, match=r"run\.close\(\).*with store\.start\('a'\) as run"):
+            store.start("a")
     with pytest.raises(ConfigurationError, match="to read"):
         run.configure(Args())
+    # nor one that nobody can close any more
+    store.start("a")
+    writing = store.start("a")
+    writing.checkpointer({"loop": simckpt.LoopState(x=1)}, save_when=simckpt.EverySteps(1))
+    with pytest.raises(RunLockedError):
+        store.start("a")
+    writing.close()
     store.start("a").close()
 
 

@@ -19,7 +19,7 @@ from simckpt.branching.engines import LocalEngine
 from simckpt.branching.fan_out import FanOut, fan_out
 from simckpt.branching.tracking import BranchResult
 from simckpt.comparison import compare
-from simckpt.errors import ConfigurationError, InvalidNameError
+from simckpt.errors import ConfigurationError, ConflictError, InvalidNameError
 
 NUMBERS = np.array([3])
 RATES: dict[str, dict[str, Any]] = {"slow": {"rate": 0.5}, "same": {}, "cubic": {"power": 3}}
@@ -200,14 +200,24 @@ def test_a_run_that_is_another_branch_is_refused(
     origin: simckpt.Checkpoint, overrides: dict[str, Any], rng: str, problem: str
 ) -> None:
     origin.branch("mine", overrides={"rate": 2.0})
-    with pytest.raises(ConfigurationError, match=problem):
+    with pytest.raises(ConflictError, match=problem):
         here(origin, {"mine": overrides}, rng=rng)
+
+
+def test_a_branch_whose_override_is_no_number_is_the_same_one_again(tmp_path: Path) -> None:
+    with simckpt.Store(tmp_path).start("a") as run:
+        run.configure({"limit": None})
+        origin = run.checkpointer({"loop": simckpt.LoopState(v=1)}, save_when=simckpt.EverySteps(1)).save(10)
+    for _ in range(2):
+        # it trains nothing, and is known again
+        result = here(origin, {"v": {"limit": float("nan")}}, loops.train_without_checkpoints)
+        assert statuses(result) == {"v": "failed"}
 
 
 def test_a_run_of_another_origin_is_refused(origin: simckpt.Checkpoint, store: Path) -> None:
     simckpt.Store(store).run("origin").at(step=20).branch("later")
     for name in ("origin", "later"):
-        with pytest.raises(ConfigurationError, match=f"run '{name}' exists and does not come from"):
+        with pytest.raises(ConflictError, match=f"run '{name}' exists and does not come from"):
             here(origin, {name: {}})
 
 
@@ -240,6 +250,16 @@ def test_logs_take_what_each_branch_prints(origin: simckpt.Checkpoint, store: Pa
     fan_out(origin, variants, loops.train, engine=LocalEngine(2), logs=logs, progress=False)
     assert (logs / "same.log").read_text() == "training same\n"
     assert (logs / "slow.log").read_text().startswith("training slow\nTraceback")
+
+
+def test_a_script_that_refuses_its_flags_says_so_in_the_log(origin: simckpt.Checkpoint, tmp_path: Path) -> None:
+    script, logs = tmp_path / "script.py", tmp_path / "logs"
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    with LocalEngine(1) as engine:
+        result = fan_out(origin, {"one": {}}, [str(script), "--no"], engine=engine, logs=logs, progress=False)
+    assert result["one"].status == "failed"
+    assert result.table()[0]["error"] == f"SystemExit: 2; see the log {logs / 'one.log'}"
+    assert "unrecognized arguments: --no" in (logs / "one.log").read_text()
 
 
 def nested() -> Any:

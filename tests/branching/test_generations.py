@@ -1,5 +1,6 @@
 """Population-based training carried out: branches, interruptions, members that fail."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -162,6 +163,39 @@ def test_a_run_of_the_same_name_from_elsewhere_is_refused(store: Path) -> None:
         trained(store)
 
 
+def test_nothing_is_made_if_a_later_member_cannot_be(store: Path) -> None:
+    # the first takes the value that fits, the last one of the others
+    mixed = settings(explore={"batch": [16, 0.5]})
+    fits = [type(mixed.first(member)["batch"]) is int for member in range(4)]
+    assert fits[0]
+    assert not all(fits)
+    loops.train(str(store), "foreign-03", until_step=0)
+    origin = simckpt.Store(store).run("origin").at(step=0)
+    for sound, name, error in ((mixed, "pbt", ConfigurationError), (settings(), "foreign", ConflictError)):
+        with pytest.raises(error):
+            sound.train(origin, loops.train, name=name, generations=1, progress=False)
+    assert {run.name for run in simckpt.Store(store).runs()} == {"origin", "foreign-03"}
+
+
+TOP_LEVEL = """
+import simckpt
+from population_loops import train
+
+simckpt.PopulationBasedTraining("eval/return", {"rate": [1.0, 2.0]}, size=2, interval=20).train(
+    simckpt.Store("store").run("origin").at(step=0), train, name="pbt", generations=1
+)
+"""
+
+
+def test_a_script_without_a_main_part_makes_no_member(store: Path) -> None:
+    (store.parent / "script.py").write_text(TOP_LEVEL)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=store.parent, env=environment)
+    assert "put `if __name__ == '__main__':` around" in done.stderr.splitlines()[-1]
+    assert simckpt.Store(store).files.runs() == ["origin"]
+
+
 def test_unknown_hyperparameters_are_refused_before_anything_is_made(store: Path) -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'rate'"):
         trained(store, explore={"rat": Range(0.0, 1.0)})
@@ -180,6 +214,8 @@ def test_unknown_hyperparameters_are_refused_before_anything_is_made(store: Path
         ({"deadline": -1}, "deadline"),
         ({"heartbeat": "x"}, "heartbeat"),
         ({"heartbeat": 0.1}, "heartbeat"),
+        ({"train": ["script.py"]}, "train is a function"),
+        ({"train": None}, "train is a function"),
         ({"train": len}, "another process cannot find"),
         ({"train": loops.make_origin}, "cannot be called with"),
     ],

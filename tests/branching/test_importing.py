@@ -1,20 +1,26 @@
 import errno
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 from branch_helpers import VALUES, origin_run, rows, save, tree
+from source_helpers import read_source
 
 import simckpt
 from simckpt import state
+from simckpt.branching import importing
 from simckpt.errors import (
     ConfigurationError,
     ConflictError,
     DamagedError,
     ExportNotFoundError,
     FormatError,
+    RunLockedError,
+    SimckptError,
     StorageError,
 )
 from simckpt.storage import ImportRecord, RunRecord, StoreFiles, exports
@@ -199,6 +205,145 @@ def test_an_import_that_somebody_else_finishes_meanwhile_is_found(tmp_path, impo
     assert [each.id for each in simckpt.Store(other.path).run("a").checkpoints(abandoned=True)] == [found.id]
 
 
+def two_checkpoints(path) -> tuple[simckpt.Checkpoint, simckpt.Checkpoint]:
+    """Of one run, so that imports of both want the same name."""
+    with simckpt.Store(path).start("a") as run:
+        first = save(run, 10)
+        return first, save(run, 20, parent=first)
+
+
+class Meanwhile(StoreFiles):
+    """Lets others act once a copy is made, and again when the claim is asked for."""
+
+    copied = claimed = staticmethod(lambda: None)
+
+    def prepare_copy(self, run, source):
+        prepared = super().prepare_copy(run, source)
+        self.copied()
+        return prepared
+
+    def claim(self, run):
+        self.claimed()
+        return super().claim(run)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("moment", ["copied", "named"])
+def test_an_import_heeds_what_others_import_while_it_copies(tmp_path, monkeypatch, same: bool, moment: str) -> None:
+    """The same checkpoint is found; for another of the same run, the name that was free is taken."""
+    first, second = two_checkpoints(tmp_path / "from")
+    other = simckpt.Store(tmp_path / "to")
+    rival = simckpt.Store(tmp_path / "to")
+    other.made()
+    theirs = []
+
+    def act() -> None:
+        if not theirs:
+            theirs.append(None)
+            theirs[0] = rival.import_checkpoint(first if same else second)
+
+    other._files = Meanwhile.open(other.path)
+    if moment == "copied":
+        other._files.copied = act
+    else:
+        # between the choice of the name and the run
+        write_run = other._files.write_run
+        monkeypatch.setattr(other._files, "write_run", lambda *arguments: (act(), write_run(*arguments))[1])
+    found = other.import_checkpoint(first)
+    assert theirs[0].run == "a"
+    assert (found.run, found.step) == (("a", 10) if same else ("a-2", 10))
+    assert (found == theirs[0]) is same
+    assert [each.id for each in simckpt.Store(other.path).checkpoints()] == list(
+        dict.fromkeys([theirs[0].id, found.id])
+    )
+    assert list(other.path.glob("tmp/*")) == []
+
+
+@pytest.mark.parametrize("by", ["start", "import"])
+def test_a_given_name_that_is_taken_during_the_copy_is_refused(tmp_path, by: str) -> None:
+    first, second = two_checkpoints(tmp_path / "from")
+    other = simckpt.Store(tmp_path / "to")
+    rival = simckpt.Store(tmp_path / "to")
+    other.made()
+    other._files = Meanwhile.open(other.path)
+    other._files.copied = {
+        "start": lambda: rival.start("b").close(),
+        "import": lambda: rival.import_checkpoint(second, run="b"),
+    }[by]
+    with pytest.raises(ConflictError, match=r"'b' exists already: choose another name"):
+        other.import_checkpoint(first, run="b")
+    assert other.files.runs() == ["b"]
+    assert list(other.path.glob("tmp/*")) == []
+
+
+def test_an_import_waits_for_another_that_writes_the_same_run(tmp_path, monkeypatch) -> None:
+    first, _ = two_checkpoints(tmp_path / "from")
+    other = simckpt.Store(tmp_path / "to")
+    other.made()
+    other._files = Meanwhile.open(other.path)
+    held = []
+
+    def hold() -> None:
+        if held:
+            held.pop().release()
+        else:
+            held.append(StoreFiles.open(other.path).claim("a"))
+
+    other._files.claimed = hold
+    assert other.import_checkpoint(first).step == 10
+    # not for ever
+    monkeypatch.setattr(importing, "PATIENCE", 0)
+    last = simckpt.Store(tmp_path / "last")
+    last.made().write_run("a", RunRecord("e" * 32, "a", 1.8e9, imported=ImportRecord(first.files.id, "a", first.id)))
+    with last.start("a"), pytest.raises(RunLockedError, match="being written by this process"):
+        last.import_checkpoint(first)
+    assert last.checkpoints() == []
+    assert list(last.path.glob("tmp/*")) == []
+
+
+def test_many_imports_at_once_make_one_copy_of_each_checkpoint(tmp_path) -> None:
+    sources = two_checkpoints(tmp_path / "from") * 4
+    simckpt.Store(tmp_path / "to").made()
+    barrier = threading.Barrier(len(sources))
+
+    def bring(source: simckpt.Checkpoint) -> simckpt.Checkpoint:
+        store = simckpt.Store(tmp_path / "to")
+        barrier.wait()
+        return store.import_checkpoint(source)
+
+    with ThreadPoolExecutor(len(sources)) as workers:
+        found = list(workers.map(bring, sources))
+    assert [each.step for each in found] == [10, 20] * 4
+    assert {each.run for each in found} == {"a", "a-2"}
+    assert sorted(each.id for each in simckpt.Store(tmp_path / "to").checkpoints()) == sorted(
+        {each.id for each in found}
+    )
+
+
+def test_an_import_that_was_cut_off_goes_on_under_its_own_name_alone(tmp_path, imported) -> None:
+    _, checkpoint, bring = imported
+    other = simckpt.Store(tmp_path / "to")
+    record = RunRecord("e" * 32, "first", 1.8e9, imported=ImportRecord(checkpoint.files.id, "a", checkpoint.id))
+    other.made().write_run("first", record)
+    # before anything is copied
+    other._files = Meanwhile.open(other.path)
+    other._files.copied = pytest.fail
+    with pytest.raises(ConflictError, match=r"was begun, as run 'first': it cannot be imported as 'second'"):
+        bring(other, run="second")
+    other._files.copied = lambda: None
+    assert bring(other, run="first").run == "first"
+
+
+def test_no_store_is_made_for_what_cannot_be_imported(tmp_path) -> None:
+    _, checkpoint = with_rows(tmp_path / "from", count=1)
+    path = checkpoint.export(tmp_path / "one.h5")
+    other = simckpt.Store(tmp_path / "to")
+    for source, run in ((path, "a/b"), (tmp_path / "absent", None), (5, None), (tmp_path, None)):
+        with pytest.raises(SimckptError):
+            other.import_checkpoint(source, run=run)
+    assert not other.path.exists()
+
+
 def test_an_import_looks_past_damaged_runs(tmp_path, imported) -> None:
     _, _, bring = imported
     other = simckpt.Store(tmp_path / "to")
@@ -312,7 +457,7 @@ def test_every_damaged_record_of_an_exported_file_is_noticed(tmp_path) -> None:
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         with pytest.raises((DamagedError, FormatError)):
             other.import_checkpoint(path)
-    assert other.files.runs() == []
+    assert not other.path.exists()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -334,7 +479,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(tmp_path, form: st
     _, checkpoint = with_rows(tmp_path / "from", count=3)
     path = checkpoint.export(tmp_path / "one", to=form)
     content, whole = path.read_bytes(), exports.open_export(path)
-    state = {name: (each.structure, as_bytes(each.leaves)) for name, each in whole.read().items()}
+    state = {name: (each.structure, as_bytes(each.leaves)) for name, each in read_source(whole).items()}
     records = (whole.store, whole.run, whole.start, whole.commit, whole.leaves, whole.shared)
     noticed = 0
     places = range(0, len(content), 211)
@@ -342,7 +487,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(tmp_path, form: st
         path.write_bytes(content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :])
         try:
             found = exports.open_export(path)
-            read = {name: (each.structure, as_bytes(each.leaves)) for name, each in found.read().items()}
+            read = {name: (each.structure, as_bytes(each.leaves)) for name, each in read_source(found).items()}
         except (DamagedError, FormatError):
             noticed += 1
             continue

@@ -7,7 +7,9 @@ import fan_out_loops as loops
 import pytest
 
 import simckpt
+from simckpt.branching import jobs
 from simckpt.branching.tracking import GIVE_UP, START, Tracked
+from simckpt.storage import claims
 
 
 class Clock:
@@ -129,6 +131,32 @@ def test_a_branch_that_never_comes_to_its_loop_is_stopped(store: simckpt.Store) 
     later(clock, each, START + 1)
     assert call.state == "cancelled"
     assert each.result().error == f"no sign of life for {START:g} s"
+
+
+def test_a_job_that_was_requeued_may_wait_until_the_claim_of_its_dead_machine_is_stale(store: simckpt.Store) -> None:
+    with store.start("branch"):
+        each, call, clock = tracked(store, heartbeat=2.0)
+        call.state = "running"
+        later(clock, each, 1)
+        # nobody beats this claim: for so long a job waits at most
+        later(clock, each, claims.STALE_AFTER + jobs._PATIENCE)
+        assert call.state == "running"
+    with store.start("branch") as run:
+        later(clock, each, 1)
+        run._claim.beat(now=True)
+        later(clock, each, 1)
+        later(clock, each, 2.5)
+    assert call.state == "cancelled"
+    assert each.result().error == "no sign of life for 2 s"
+
+
+def test_a_branch_that_hangs_with_a_claim_is_stopped_at_last(store: simckpt.Store) -> None:
+    each, call, clock = tracked(store, heartbeat=2.0)
+    call.state = "running"
+    with store.start("branch"):
+        later(clock, each, 1)
+        later(clock, each, START + claims.STALE_AFTER + 1)
+    assert call.state == "cancelled"
 
 
 def test_a_job_that_went_back_into_the_queue_begins_anew(store: simckpt.Store) -> None:

@@ -208,3 +208,43 @@ def test_a_watch_that_nobody_ends_keeps_nothing_alive() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step(torch.optim.SGD(parameters(), lr=OLD))
+
+
+def test_a_group_or_an_attribute_that_is_gone_is_told_by_name_and_not_in_the_optimizers_step() -> None:
+    weight, bias = parameters()[0], torch.nn.Parameter(torch.zeros(1))
+    for key in ("learning_rate", "momentum"):
+        optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [bias]}], lr=OLD, momentum=0.9)
+        hyperparameters = Hyperparameters({key: optimizer})
+        hyperparameters.apply({key: 0.5})
+        optimizer.param_groups.pop()
+        step(optimizer)
+        with pytest.raises(OverrideNotAppliedError, match=rf"'{key}' was set to 0\.5, but .* is gone"):
+            hyperparameters.verify()
+    loop = simckpt.LoopState(clip=1.0)
+    hyperparameters = Hyperparameters({"clip": (loop, "clip")})
+    hyperparameters.apply({"clip": 0.5})
+    del loop.clip
+    with pytest.raises(OverrideNotAppliedError, match=r"'clip' was set to 0\.5, but .* is gone"):
+        hyperparameters.verify()
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_what_was_watched_before_is_watched_again_when_a_change_is_taken_back(scheduled: bool) -> None:
+    bound = torch.optim.SGD(parameters(), lr=OLD)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(bound, lambda epoch: 0.5**epoch) if scheduled else None
+    held = [bound, scheduler] if scheduled else bound
+    settings = {"clip": 1.0}
+    hyperparameters = Hyperparameters({"learning_rate": held, "clip": (settings, "clip")})
+    hyperparameters.apply({"learning_rate": NEW, "clip": 0.5})
+    hyperparameters.verify()
+    hyperparameters.apply({"clip": 0.25})
+    hyperparameters.take_back()
+    assert settings == {"clip": 0.5}
+    # in force it is no error, and neither is what a schedule makes of it
+    step(bound)
+    if scheduler is not None:
+        scheduler.step()
+    hyperparameters.look("now")
+    bound.param_groups[0]["lr"] = OLD
+    with pytest.raises(OverrideNotAppliedError, match="'learning_rate'"):
+        hyperparameters.verify()

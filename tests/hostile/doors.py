@@ -26,10 +26,11 @@ from typing import Any
 
 # a hostile file must not be able to load it; the fast suite does without
 sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "storage")]
 
 import breaking  # noqa: E402
 import forging  # noqa: E402
+from source_helpers import read_source  # noqa: E402
 
 import simckpt  # noqa: E402
 from simckpt import cli, comparison  # noqa: E402
@@ -97,7 +98,7 @@ def doors(kind: str, path: Path, good: Path, scratch: Path) -> Iterator[tuple[st
     target = scratch / "target"
     if kind == "export":
         yield "open_export", lambda: exports.open_export(path)
-        yield "read", lambda: exports.open_export(path).read()
+        yield "read", lambda: read_source(exports.open_export(path))
         yield "import", lambda: simckpt.Store(target).import_checkpoint(path)
         yield "cli import", lambda: command("import", target, path, "--run", "other")
         return

@@ -24,6 +24,7 @@ import breaking
 import doors
 import forging
 import numpy as np
+from source_helpers import read_source
 
 import simckpt
 from simckpt.errors import SimckptError
@@ -212,7 +213,7 @@ def one(
         (where / "export.h5").write_bytes(damaged(data, draw, [bytes(len(data)), data[::-1]]))
         watch.on = True
         try:
-            read = exports.open_export(where / "export.h5").read()
+            read = read_source(exports.open_export(where / "export.h5"))
         except SimckptError:
             return "refused"
         finally:
@@ -261,7 +262,7 @@ def batch(
     good = simckpt.Store(root / "good")
     by_seq = {each.seq: each for each in good.checkpoints(abandoned=True) if each.run == forging.RUN}
     expected = {str(seq): restored(by_seq[seq]) for seq in (2, 3)}
-    read = exports.open_export(root / "good.h5").read()
+    read = read_source(exports.open_export(root / "good.h5"))
     expected["export"] = [
         each.structure + b"".join(leaf.data.tobytes() for leaf in each.leaves.values()) for each in read.values()
     ]

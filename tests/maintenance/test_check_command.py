@@ -75,9 +75,17 @@ def test_a_repair_is_shown_before_it_is_done(store, as_json):
 
 def test_a_check_in_pieces_says_what_is_left(store):
     done = run(store.path, "--max-minutes", "1e-9")
-    assert done.exit_code == 0
+    # nothing was looked at: that is no "no damage"
+    assert done.exit_code == 2
+    assert "not finished" in done.output
     assert "--resume" in done.output
-    assert "are left" not in run(store.path, "--resume").output
+    assert "no damage" not in done.output
+    told = json.loads(run(store.path, "--max-minutes", "1e-9", "--json").stdout)
+    assert (told["ok"], told["left"] > 0) == (False, True)
+    assert (told["counts"]["checkpoints"], told["counts"]["segments"]) == (0, 0)
+    done = run(store.path, "--resume")
+    assert done.exit_code == 0
+    assert "are left" not in done.output
 
 
 def test_names_in_a_store_cannot_write_to_the_terminal(store):

@@ -248,6 +248,17 @@ def test_a_branch_whose_own_checkpoints_are_damaged_begins_again_at_its_origin(r
     assert (found.seq, found.parent) == (2, restored.id)
 
 
+def test_a_branch_whose_origin_is_damaged_says_what_to_branch_from_instead(root):
+    simckpt.Store(root).run(RUN).latest().branch("trial")
+    damage_arrays(root, 3)
+    with Training(root, "trial") as training, pytest.raises(DamagedError, match="at step 2") as caught:
+        training.checkpointer.restore_latest()
+    whole = simckpt.Store(root).run(RUN).at(step=2)
+    assert caught.value.intact == whole.id
+    (note,) = caught.value.__notes__
+    assert "run 'trial' begins at this checkpoint, at step 3 of run 'run'" in note
+
+
 def test_after_a_repair_the_run_goes_on_from_the_one_before(root):
     damage_arrays(root, 3)
     assert simckpt.Store(root).repair(quick=False)

@@ -25,11 +25,11 @@ from maintenance_helpers import (
 )
 
 import simckpt
+from simckpt.ancestry import ancestry
 from simckpt.errors import CheckpointNotFoundError, SegmentsKeptError
 from simckpt.maintenance.check import check
 from simckpt.maintenance.repair import Repair
 from simckpt.maintenance.repair import repair as repair_all
-from simckpt.run import ancestry
 from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord
 
 FOLDER = f"runs/{RUN}/checkpoints"

@@ -151,7 +151,7 @@ def test_whatever_takes_two_arguments_is_called() -> None:
         *(math.nan, np.float32("nan"), [1.0, math.nan], (1.0, [math.nan]), {"a": math.nan}, [np.float64("nan")]),
         *(object(), 1j, {1.0}, {1: 2.0}, np.zeros(2), [np.zeros(2)], b"1", np.complex64(1), soften, range(3)),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_a_value_that_no_run_can_have_is_refused_where_it_is_written(value: object) -> None:
     with pytest.raises(ConfigurationError, match="'rate'") as caught:

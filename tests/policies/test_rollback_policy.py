@@ -59,7 +59,8 @@ def test_a_collapse_is_found_at_its_second_evaluation_and_not_before() -> None:
     assert decision.action == "roll back"
     assert (decision.level, decision.changes) == (1, Reseed())
     assert decision.reason.startswith("eval/return fell from ")
-    assert " to 32.5 in 2 evaluations (welch: p = " in decision.reason
+    # each of them is named, not a mean that none had
+    assert " to 30, 35 in 2 evaluations (welch: p = " in decision.reason
 
 
 @pytest.mark.parametrize("test", ["welch", "mann-whitney"])
@@ -123,6 +124,34 @@ def test_a_collapse_that_one_good_evaluation_interrupts_is_found_after_it() -> N
     rising = list(range(0, 120, 10))
     assert POLICY.decide(moment([*rising, 30, 109, 30])) == GO_ON
     assert POLICY.decide(moment([*rising, 30, 109, 30, 28])).action == "roll back"
+
+
+@pytest.mark.parametrize("levels", [[50.0] * 20, [*range(10, 50, 4), *[50.0] * 10]], ids=["flat", "levels-out"])
+@pytest.mark.parametrize("patience", [2, 3])
+@pytest.mark.parametrize("left", [0.04, 0.5])
+def test_a_single_bad_evaluation_is_no_fall(levels: list[float], patience: int, left: float) -> None:
+    policy, alarms = replace(POLICY, patience=patience), 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        factors = np.ones(len(levels))
+        factors[16] = left
+        returns = (np.array(levels) * factors)[:, None] * (1 + 0.1 * rng.normal(size=(len(levels), 12)))
+        history = [Evaluation(step, tuple(each)) for step, each in enumerate(returns.tolist())]
+        checkpoints = [CheckpointFacts("a", 0)]
+        for count in range(16, len(levels) + 1):
+            alarms += policy.decide(RollbackMoment(count, history[:count], True, "", checkpoints)).action != "go on"
+    assert alarms == 0
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 3, 4, 10])
+def test_the_first_test_is_where_it_is_said_to_be(episodes: int) -> None:
+    first = POLICY.first_test(episodes)
+    # a fall without any noise is found as soon as anything is tested
+    for count in range(2, first + 2):
+        history = [Evaluation(step, (100.0,) * episodes) for step in range(count - 2)]
+        history += [Evaluation(count + step, (0.0,) * episodes) for step in range(2)]
+        decision = POLICY.decide(RollbackMoment(count, history, True, "", [CheckpointFacts("a", 0)]))
+        assert decision.action == ("roll back" if count >= first else "go on")
 
 
 # the target
@@ -230,9 +259,15 @@ def test_at_the_limit_it_stops_or_goes_on_without_tests() -> None:
     assert decision.action == "stop"
     assert decision.reason.endswith("; the run rolled back 3 times before")
     assert replace(POLICY, max_rollbacks=4).decide(found).action == "roll back"
+    once = replace(POLICY, max_rollbacks=1).decide(moment([*RISING[:6], 30, 28, 31, 29], rollbacks=[FIRST]))
+    assert once.reason.endswith("; the run rolled back 1 time before")
     carefree = replace(POLICY, then="continue")
-    assert carefree.decide(found) == GO_ON
-    assert carefree.decide(replace(found, non_finite="loss is nan")) == GO_ON
+    decision = carefree.decide(found)
+    assert (decision.action, decision.target) == ("go on", None)
+    assert decision.reason.endswith("; max_rollbacks=3 is reached, and training goes on")
+    assert decision.reason.startswith("it would once more: eval/return fell from ")
+    assert carefree.decide(replace(found, non_finite="loss is nan")).reason.startswith("it would once more: loss is")
+    assert carefree.decide(moment(RISING, rollbacks=[FIRST] * 3)) == GO_ON
 
 
 # what must not be pruned
@@ -300,6 +335,8 @@ def test_losses_are_found_by_their_names() -> None:
         "train/value_loss",
         "losses",
     ]
+    assert all(POLICY.is_loss(name) for name in ("Loss/actor", "train/Loss", "LOSS"))
+    assert replace(POLICY, losses="Loss/*").is_loss("loss/q")
     picky = replace(POLICY, losses=["td", "loss/*"])
     assert [picky.is_loss(name) for name in ("td", "td_error", "loss/q", "my loss")] == [True, False, True, False]
 

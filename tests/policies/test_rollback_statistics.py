@@ -78,7 +78,7 @@ def test_the_p_value_is_that_of_scipys_welch_test_times_the_tests_made() -> None
     assert np.var(np.concatenate(returns[4:])) > np.var(np.concatenate(returns[2:4])) / 2
     assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9)
     assert found.level == pytest.approx(np.mean(returns[2:4]))
-    assert found.recent == pytest.approx(np.mean(returns[4:]))
+    assert found.recent == pytest.approx([np.mean(each) for each in returns[4:]])
 
 
 def test_the_p_value_of_ranks_is_scipys() -> None:
@@ -107,6 +107,23 @@ def test_both_evaluations_must_have_fallen() -> None:
     assert degradation([*steady, *curve(10, 10)], **STRICT)
     assert degradation([*steady, *curve(10, 95)], **STRICT) is None
     assert degradation([*steady, *curve(95, 10)], **STRICT) is None
+
+
+@pytest.mark.parametrize("test", ["welch", "mann-whitney"])
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["healthy-first", "healthy-last"])
+@pytest.mark.parametrize("patience", [2, 3])
+def test_one_very_bad_evaluation_does_not_make_the_others_bad(test: str, order: slice, patience: int) -> None:
+    steady = curve(*[100] * 12, noise=20)
+    # a healthy one that lies below all of the level, and is no surprise by its own episodes
+    lowest = min(np.mean(each) for each in steady)
+    healthy = np.array(curve(0, noise=20, seed=4)[0])
+    healthy = (healthy - healthy.mean() + lowest - 1).tolist()
+    recent = [*[healthy] * (patience - 1), curve(4, noise=2)[0]][order]
+    options = {**STRICT, "test": test, "patience": patience, "min_effect": 0.0}
+    alone = stats.ttest_ind(healthy, np.concatenate(steady), alternative="less").pvalue
+    assert alone > 0.02
+    assert degradation([*steady, *recent], **options) is None
+    assert degradation([*steady, *[recent[-1] if order == slice(None) else recent[0]] * patience], **options)
 
 
 def test_an_outlier_among_the_episodes_is_no_fall() -> None:

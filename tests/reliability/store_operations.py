@@ -173,7 +173,8 @@ def _exported(world: World) -> None:
 
 
 def _import(world: World) -> None:
-    importing.import_checkpoint(world.store, world.base / "source.h5", run=IMPORTED)
+    source = importing.opened(world.base / "source.h5", run=IMPORTED)
+    importing.import_checkpoint(world.store, source, run=IMPORTED)
 
 
 def _between_import(before: Look, after: Look) -> list[Look]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from source_helpers import read_source
 
 from simckpt.errors import DamagedError, NotAStoreError
 from simckpt.maintenance.check import Scope, check
@@ -168,7 +169,7 @@ def look(base: Path, states: States) -> Look:
         found[run] = (record.branch is not None, tuple(line), len(list_starts(store, run)))
     if (base / EXPORTED).exists():
         exported = exports.open_export(base / EXPORTED)
-        states.compare(exported.read(), exported.commit.step, "the exported file")
+        states.compare(read_source(exported), exported.commit.step, "the exported file")
         found[EXPORTED] = exported.commit.step
     return found
 

@@ -145,6 +145,16 @@ def test_folders_are_not_made_through_a_symbolic_link(tmp_path):
     assert list((tmp_path / "outside").iterdir()) == []
 
 
+def test_a_folder_is_made_with_its_parents_and_may_be_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert durable.made_folder(durable.Disk(), Path("logs/today")) == tmp_path / "logs" / "today"
+        assert (tmp_path / "logs" / "today").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        durable.made_folder(durable.Disk(), tmp_path / "file" / "logs")
+
+
 def test_removing_a_tree_follows_no_symbolic_link(tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "kept").touch()

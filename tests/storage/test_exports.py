@@ -3,9 +3,12 @@
 import json
 import os
 import pickle
+import subprocess
+import sys
 import tracemalloc
 import warnings
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +20,9 @@ import torch
 
 import simckpt
 from simckpt import state
-from simckpt.errors import ConfigurationError, FormatError, StorageError
+from simckpt.errors import ConfigurationError, ExportNotFoundError, FormatError, StorageError
 from simckpt.state import LogColumn
-from simckpt.storage import CommitDraft, exports
+from simckpt.storage import CommitDraft, exports, hdf5_export, processes
 from simckpt.storage.copying import source_of
 
 FORMS = ["h5", "pt", "safetensors"]
@@ -307,6 +310,57 @@ def test_a_strange_safetensors_file_is_refused(tmp_path, checkpoint, case: str) 
         simckpt.Store(tmp_path / "to").import_checkpoint(path)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path, checkpoint, form: str) -> None:
+    """In bytes, of which a character has up to four: 255 at most."""
+    for letter in ("x", "é", "語", "🐜"):
+        name = letter * (255 // len(letter.encode()))
+        assert checkpoint.export(tmp_path / name, to=form).exists()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import simckpt
+from simckpt.storage import durable, exports
+from simckpt.storage.copying import source_of
+
+class Killing(durable.Disk):
+    def link(self, source, target):
+        os._exit(9)
+
+found = simckpt.Store(sys.argv[1]).run("a").latest()
+exports.write_export(Killing(), Path(sys.argv[2]), source_of(found.files, "a", 1, metrics={}), to="h5")
+"""
+
+
+def test_what_a_killed_export_leaves_is_removed_by_the_next_one_in_that_folder(tmp_path) -> None:
+    checkpoint = committed(tmp_path / "s", {"agent": {"x": np.arange(3)}})
+    folder = tmp_path / "out"
+    folder.mkdir()
+    assert subprocess.run([sys.executable, "-c", KILLED, tmp_path / "s", folder / "a.h5"], timeout=120).returncode == 9
+    (left,) = folder.iterdir()
+    assert (left.name[0], left.suffix) == (".", ".tmp")
+    # what is not known to be left over stays
+    alive, here = processes.this_process(), tmp_path / "out"
+    elsewhere = replace(alive, boot_id="0" * 32, host="elsewhere")
+    others = [here / f".{each.token('0' * 8)}.tmp" for each in (alive, elsewhere)]
+    others += [here / ".thesis.tmp", here / left.name[1:], here / f"{left.name}.txt"]
+    for path in others:
+        path.write_bytes(b"of somebody else")
+    target = checkpoint.export(folder / "b.h5")
+    assert set(folder.iterdir()) == {*others, target}
+
+
+def test_a_file_that_vanishes_while_it_is_opened_is_said_to_be_missing(tmp_path, checkpoint, monkeypatch) -> None:
+    path = checkpoint.export(tmp_path / "x.h5")
+    known = hdf5_export.is_hdf5_export
+    monkeypatch.setattr(hdf5_export, "is_hdf5_export", lambda end: (path.unlink(), known(end))[1])
+    with pytest.raises(ExportNotFoundError, match="there is no file"):
+        exports.open_export(path)
+
+
 def test_a_full_disk_leaves_no_file_of_any_form(tmp_path, checkpoint) -> None:
     class Full(simckpt.storage.durable.Disk):
         def pwrite(self, descriptor, data, offset):
@@ -317,3 +371,26 @@ def test_a_full_disk_leaves_no_file_of_any_form(tmp_path, checkpoint) -> None:
         with pytest.raises(StorageError, match="no room"):
             exports.write_export(Full(), tmp_path / "x", source, to=form)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["negative", "conjugate", "sparse", "meta", "parameter", "gradient", "expanded"])
+def test_a_pt_file_whose_tensors_are_not_plain_is_refused_by_name(tmp_path, kind: str) -> None:
+    weight = torch.arange(8, dtype=torch.float32).reshape(2, 4)
+    complex_weight = torch.complex(weight, weight + 1)
+    tree = complex_weight if kind == "conjugate" else weight
+    path = committed(tmp_path / "from", {"agent": {"weight": tree}}).export(tmp_path / "one.pt")
+    document = torch.load(path, weights_only=True)
+    # of the right dtype and shape, and for the views with the right bytes in memory
+    document["state"]["agent"]["weight"] = {
+        "negative": lambda: torch._neg_view(weight),
+        "conjugate": lambda: complex_weight.conj(),
+        "sparse": weight.to_sparse,
+        "meta": lambda: weight.to("meta"),
+        "parameter": lambda: torch.nn.Parameter(weight),
+        "gradient": lambda: weight.clone().requires_grad_(),
+        "expanded": lambda: torch.zeros(1, 4).expand(2, 4),
+    }[kind]()
+    torch.save(document, path)
+    with pytest.raises(FormatError, match=r"weight|_rebuild_(sparse_tensor|meta_tensor_no_storage|parameter)"):
+        simckpt.Store(tmp_path / "to").import_checkpoint(path)
+    assert not (tmp_path / "to").exists() or simckpt.Store(tmp_path / "to").files.runs() == []
