@@ -64,9 +64,6 @@ class Repair:
     def _stays(self, finding: Finding) -> bool:
         if finding.kind == "start":
             return bool(finding.affected)  # until a start of the same content writes it again
-        left = {action.path for action in self.actions if action.problem}
-        if any(_folder(each.run, each.seq) in left for each in finding.affected):
-            return True
         moved = [action.path for action in self.actions if not action.problem]
         if any(finding.path == path or finding.path.startswith(f"{path}/") for path in moved):
             return False
