@@ -69,8 +69,10 @@ def in_kind_of(old: Any, new: Any) -> Any:
         return float(new)
     if type(old) is type(new) is float and math.isfinite(old) and not math.isfinite(new):
         raise TypeError(f"it is {old!r} and would be {new!r}, which is not finite")
-    if isinstance(old, list) and isinstance(new, list):
-        return [in_kind_of(old[0], item) for item in new] if _is_uniform(old) else new
+    if isinstance(old, list | tuple) and isinstance(new, list):
+        items = [in_kind_of(old[0], item) for item in new] if _is_uniform(old) else new
+        # a run's record may hold tuples, as the first versions wrote them
+        return tuple(items) if isinstance(old, tuple) else items
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         if old.keys() != new.keys():
             differing = ", ".join(repr(key) for key in sorted(old.keys() ^ new.keys()))
@@ -81,7 +83,7 @@ def in_kind_of(old: Any, new: Any) -> Any:
     return new
 
 
-def _is_uniform(values: list[Any]) -> bool:
+def _is_uniform(values: list[Any] | tuple[Any, ...]) -> bool:
     return bool(values) and len({type(value) for value in values}) == 1
 
 
