@@ -91,10 +91,13 @@ def test_an_unknown_feature_is_refused_by_name():
         sealed.unseal(reseal(head(requires=["time-travel"])), "test", path="p")
 
 
-def test_an_unknown_digest_is_refused_by_name():
-    data = reseal(head()).replace(b"xxh3-128:", b"blake9:")
-    with pytest.raises(UnsupportedFormatError, match="blake9"):
-        sealed.unseal(data, "test", path="p")
+def test_an_unknown_digest_of_a_later_version_is_refused_by_name_and_otherwise_damage():
+    for version, error in (("0.9", UnsupportedFormatError), ("0.3", DamagedError)):
+        data = reseal(head().replace('"0.3"', f'"{version}"')).replace(b"xxh3-128:", b"blake9:")
+        with pytest.raises(error) as caught:
+            sealed.unseal(data, "test", path="p")
+        assert type(caught.value) is error
+        assert ("blake9" in str(caught.value)) == (version == "0.9")
 
 
 @pytest.mark.parametrize(
