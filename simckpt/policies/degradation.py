@@ -150,11 +150,11 @@ def _p_value(recent: Array, reference: Array, test: str) -> float:
         return 0.0 if recent[0] < reference[0] else 1.0
     if test == "mann-whitney":
         return float(stats.mannwhitneyu(recent, reference, alternative="less").pvalue)
-    if len(recent) < FEW_EPISODES:
-        return float(stats.ttest_ind(recent, reference, equal_var=True, alternative="less").pvalue)
+    few = len(recent) < FEW_EPISODES
+    variance = float(np.var(recent, ddof=1)) if len(recent) > 1 else 0.0
     # few episodes of a skewed or two-peaked kind may all be alike, which looks like certainty: their variance counts as
     # half of the level's at least
-    variance = max(float(np.var(recent, ddof=1)), 0.5 * float(np.var(reference, ddof=1)))
+    variance = variance if few else max(variance, 0.5 * float(np.var(reference, ddof=1)))
     result = stats.ttest_ind_from_stats(
         np.mean(recent),
         np.sqrt(variance),
@@ -162,7 +162,7 @@ def _p_value(recent: Array, reference: Array, test: str) -> float:
         np.mean(reference),
         np.std(reference, ddof=1),
         len(reference),
-        equal_var=False,
+        equal_var=few,
         alternative="less",
     )
     return float(result.pvalue)
