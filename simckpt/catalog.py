@@ -66,11 +66,21 @@ class Contents:
 
 def default_folder() -> Path | None:
     """Returns the folder of catalogs, `$XDG_CACHE_HOME/simckpt` or `~/.cache/simckpt`; None if there is no home."""
-    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def user_folder(variable: str, below_home: str) -> Path | None:
+    """Returns simckpt's own part of one of the user's folders; None if there is no home.
+
+    Args:
+        variable: of the environment, which may name the folder; a relative path does not count, says its standard.
+        below_home: where it is by default.
+    """
+    configured = Path(os.environ.get(variable, ""))
     if configured.is_absolute():
         return configured / "simckpt"
     try:
-        return Path.home() / ".cache" / "simckpt"
+        return Path.home() / below_home / "simckpt"
     except RuntimeError:
         return None
 

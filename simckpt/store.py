@@ -216,10 +216,10 @@ class Store:
         if where is not None and wanted is not None:
             found = matching(where, wanted, found, passed)
         if damaged is None:
-            of_runs = {f"the record of run {run!r}": error for (run, seq), error in passed.items() if seq is None}
-            for name in {run for run, _ in passed}:
-                of_runs |= damage.of_commits(name, {seq: e for (run, seq), e in passed.items() if run == name and seq})
-            damage.warn_of_damage(of_runs)
+            told: dict[str, StoreError] = {}
+            for (run, seq), error in passed.items():
+                told |= {f"the record of run {run!r}": error} if seq is None else damage.of_commits(run, {seq: error})
+            damage.warn_of_damage(told)
         return found
 
     def import_checkpoint(self, source: Checkpoint | str | os.PathLike[str], *, run: str | None = None) -> Checkpoint:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from pathlib import Path
 
 from simckpt.archive.places import Place
+from simckpt.catalog import user_folder
 from simckpt.errors import StoreError
 from simckpt.storage import durable
 
@@ -20,12 +20,8 @@ _named: set[tuple[str, str]] = set()  # by this process, which may have no folde
 
 def default_folder() -> Path | None:
     """Returns where it is kept, `simckpt/archives` in `$XDG_CONFIG_HOME` or `~/.config`; None if there is no home."""
-    configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    try:
-        base = configured if configured.is_absolute() else Path.home() / ".config"
-    except RuntimeError:
-        return None
-    return base / "simckpt" / "archives"
+    folder = user_folder("XDG_CONFIG_HOME", ".config")
+    return None if folder is None else folder / "archives"
 
 
 def note_named(store: str, place: Place) -> None:

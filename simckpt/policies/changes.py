@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simckpt.errors import ConfigurationError
-from simckpt.policies.arguments import in_kind_of, unboxed, written
+from simckpt.policies.arguments import in_kind_of, is_number, unboxed, written
 
 
 class Change(ABC):
@@ -263,7 +263,7 @@ def _value(part: Change, key: str, hyperparameters: Mapping[str, Any]) -> Any:
 
 def _scaled(part: Scale, key: str, factor: float, hyperparameters: Mapping[str, Any]) -> float:
     value = _value(part, key, hyperparameters)
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not is_number(value):
         raise ConfigurationError(f"{part!r} scales {key!r}, which is no number but {value!r}", keys=[key])
     try:
         size = abs(value) * factor

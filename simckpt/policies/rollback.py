@@ -10,7 +10,7 @@ from typing import Any
 
 from simckpt.errors import ConfigurationError
 from simckpt.policies import targets
-from simckpt.policies.arguments import check_count, check_metric, unboxed, written
+from simckpt.policies.arguments import check_count, check_metric, is_number, unboxed, written
 from simckpt.policies.changes import Change, Reseed, checked_changes
 from simckpt.policies.degradation import TESTS, degradation, spans_of
 from simckpt.policies.records import CheckpointFacts, Evaluation, RollbackDecision, RollbackMoment
@@ -108,7 +108,7 @@ class RollbackPolicy:
 
     def _check_fraction(self, key: str, *, zero: bool) -> None:
         value = getattr(self, key)
-        number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        number = value if is_number(value) else math.nan
         if not (0 < number < 1 or (zero and number == 0)):
             message = f"{key} of a RollbackPolicy is a fraction between 0 and 1, got {value!r}"
             raise ConfigurationError(message, keys=[key])

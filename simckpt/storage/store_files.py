@@ -483,8 +483,7 @@ def _create(disk: durable.Disk, root: Path, record: StoreRecord) -> None:
     if foreign:
         shown = ", ".join(foreign[:3])
         raise NotAStoreError(f"{root} is no store and not empty ({shown}): give the path of a new folder")
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    durable.make_folders(disk, existing, *root.relative_to(existing).parts)
+    durable.made_folder(disk, root)
     with work.WorkFolders(disk, root).made() as made:
         durable.write_record(disk, made / STORE_FILE, record.to_bytes())
         durable.publish_file(disk, made / STORE_FILE, root / STORE_FILE)

@@ -8,9 +8,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from local_server import LocalServer
 
 BUCKET = "bucket"
 
@@ -18,7 +20,7 @@ BUCKET = "bucket"
 FAULTS = ("500", "503", "403", "drop before", "drop after", "500 after", "hang before", "hang after", "flip")
 
 
-class FakeS3:
+class FakeS3(LocalServer):
     """The server; a context manager.
 
     Attributes:
@@ -57,25 +59,7 @@ class FakeS3:
 
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _any
 
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                pass  # a client that was killed
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-
-    def __enter__(self) -> "FakeS3":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ending.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(Handler, self._ending)
 
     def environment(self) -> dict[str, str]:
         """What a client needs in its environment."""

@@ -7,6 +7,7 @@ import urllib.request
 
 import pytest
 from archive_helpers import RUN, add, archive, assert_restores, filled, local_seqs
+from local_server import LocalServer
 
 import simckpt
 from simckpt.archive import Archive, Patience
@@ -111,11 +112,11 @@ def test_a_slow_server_is_waited_for_and_nothing_is_lost(tmp_path, seaweed, monk
         assert_restores(simckpt.Store(files.path).files, 1)
 
 
-class Slow:
+class Slow(LocalServer):
     """Passes each request on to a server, after a while."""
 
     def __init__(self, target: str, *, delay: float) -> None:
-        ending = self._ending = threading.Event()
+        ending = threading.Event()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -148,17 +149,4 @@ class Slow:
 
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _any
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-
-    def __enter__(self) -> "Slow":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ending.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(Handler, ending)
