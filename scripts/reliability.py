@@ -6,13 +6,13 @@
 
 Each line of the table says what was tried and how often a promise was broken; where that is never, the upper bound of
 the rate at 95 % is 3 / tries (the rule of three). Suites are also run on deliberately broken variants of the library,
-which they have to notice. Everything is written to `scripts/reliability.json`; the exit code is 1 if anything failed.
+which they have to notice. What a suite found is written to `scripts/reliability.json` when it ends, in place of what it
+found before; the exit code is 1 if anything failed.
 """
 
 import argparse
 import concurrent.futures
 import importlib
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [
@@ -72,24 +73,33 @@ def commit() -> str:
     return done.stdout.strip()
 
 
+def keep(name: str, how: dict[str, Any], lines: list[Line]) -> None:
+    """Writes what a suite found into the file of results, in place of what it found before."""
+    known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    machine = f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}"
+    known[name] = {**how, "date": time.strftime("%Y-%m-%d"), "machine": machine, "lines": [*map(as_json, lines)]}
+    ordered = {suite: known[suite] for suite in SUITES if suite in known}
+    RESULT.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of tries; 1 takes half an hour")
     parser.add_argument("--jobs", type=int, default=2, help="suites at once")
-    parser.add_argument("--only", nargs="+", choices=list(SUITES), help="these suites alone; the result is not written")
+    parser.add_argument("--only", nargs="+", choices=list(SUITES), help="these suites alone")
     args = parser.parse_args()
 
-    names = args.only or list(SUITES)
-    there = [name for name in names if importlib.util.find_spec(SUITES[name])]
-    began, found, seconds = time.monotonic(), {}, {}
+    there = args.only or list(SUITES)
+    began, found, version = time.monotonic(), {}, commit()
     # each suite in a process of its own: some of them fork, count open files, or patch the library
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(args.jobs, context, max_tasks_per_child=1) as pool:
         jobs = {pool.submit(run_suite, name, args.scale): name for name in there}
         for job in concurrent.futures.as_completed(jobs):
             name = jobs[job]
-            seconds[name], found[name] = job.result()
-            print(f"{name}: {seconds[name]:.0f} s\n{table(found[name])}", flush=True)
+            seconds, found[name] = job.result()
+            print(f"{name}: {seconds:.0f} s\n{table(found[name])}", flush=True)
+            keep(name, {"commit": version, "scale": args.scale, "seconds": round(seconds)}, found[name])
     lines = [line for name in there for line in found[name]]
 
     print(f"\n{table(lines)}\n")
@@ -99,20 +109,8 @@ def main() -> None:
             print(f"  mutant {'caught' if noticed else 'NOT CAUGHT'}: {mutant}")
         for example in line.examples:
             print(f"  FAILED {example}")
-    for name in set(names) - set(there):
-        print(f"{name}: not there yet")
     mutants = [noticed for line in lines for noticed in line.mutants.values()]
     print(f"mutants caught: {sum(mutants)} of {len(mutants)}; {time.monotonic() - began:.0f} s")
-    if args.only is None:
-        result = {
-            "commit": commit(),
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": f"{os.cpu_count()} cores, {platform.platform()}, Python {platform.python_version()}",
-            "scale": args.scale,
-            "seconds": {name: round(value) for name, value in seconds.items()},
-            "lines": [as_json(line) for line in lines],
-        }
-        RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     sys.exit(not all(line.good for line in lines))
 
 

@@ -16,4 +16,4 @@ SUITES = {
     "hostile files": "suite_hostile",
     "archive": "suite_archive",
 }
-"""{name: module}, of which `run` is called; modules that do not exist are said to be not there yet."""
+"""{name: module}, of which `run` is called."""
