@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from simckpt.branching.construction import refuse_taken
+from simckpt.branching.construction import kept_rates, refuse_taken
 from simckpt.branching.hyperparameters import other_ways
 from simckpt.branching.origin import original_id, past_of
+from simckpt.branching.watching import Rate
 from simckpt.configuration import same_values
 from simckpt.errors import BranchWarning, OverrideNotAppliedError, StoreError
 from simckpt.resizing import Changed
@@ -43,8 +44,8 @@ def adjustment_of(
     if hyperparameters is not None:
         hyperparameters.locate(components or {})
     if checkpoint.id == run.record.origin:
-        return _branching(run, checkpoint, hyperparameters)
-    return _going_on(run, checkpoint, hyperparameters)
+        return _branching(run, checkpoint, hyperparameters, components or {})
+    return _going_on(run, checkpoint, hyperparameters, components or {})
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def beginning_of(
     )
 
 
-def _branching(run: Run, origin: Checkpoint, hyperparameters: Hyperparameters | None) -> Adjustment:
+def _branching(
+    run: Run, origin: Checkpoint, hyperparameters: Hyperparameters | None, components: Mapping[str, Any]
+) -> Adjustment:
     beginning = beginning_of(run, origin, hyperparameters)
     require_declared(hyperparameters, beginning.overrides.keys())
     if hyperparameters is None:
@@ -105,10 +108,12 @@ def _branching(run: Run, origin: Checkpoint, hyperparameters: Hyperparameters | 
         for key, pair in beginning.differing.items()
         if key in wished and (key not in set_later or type(pair[1]) is not float)
     }
-    return _adjustment(run, origin, hyperparameters, beginning, shaping=shaping)
+    return _adjustment(run, origin, hyperparameters, beginning, components, shaping=shaping)
 
 
-def _going_on(run: Run, head: Checkpoint, hyperparameters: Hyperparameters | None) -> Adjustment:
+def _going_on(
+    run: Run, head: Checkpoint, hyperparameters: Hyperparameters | None, components: Mapping[str, Any]
+) -> Adjustment:
     if hyperparameters is None:
         return Adjustment()
     now = run.hyperparameters_in_force
@@ -120,7 +125,7 @@ def _going_on(run: Run, head: Checkpoint, hyperparameters: Hyperparameters | Non
     shaping = {key: pair for key, pair in differing.items() if key in hyperparameters.fresh}
     going_on = Beginning(overrides, None, hyperparameters.untouched(differing), differing)
     rolled_back = _differing(_values_before(head), overrides)
-    return _adjustment(run, head, hyperparameters, going_on, shaping=shaping, rolled_back=rolled_back)
+    return _adjustment(run, head, hyperparameters, going_on, components, shaping=shaping, rolled_back=rolled_back)
 
 
 def _adjustment(
@@ -128,6 +133,7 @@ def _adjustment(
     source: Checkpoint,
     hyperparameters: Hyperparameters,
     beginning: Beginning,
+    components: Mapping[str, Any],
     *,
     shaping: Changed,
     rolled_back: Changed = MappingProxyType({}),
@@ -136,14 +142,25 @@ def _adjustment(
     controls, differing, untouched = hyperparameters.controls, beginning.differing, beginning.untouched
     to_set = {**beginning.overrides, **{key: new for key, (_, new) in differing.items() if key in controls}}
     now = run.hyperparameters_in_force
-    changed = past_of(source.files, run.record).changed & controls if controls else ()
+    past = past_of(source.files, run.record)
+    changed = past.changed & controls
     to_watch = {key: now[key] for key in sorted(changed) if key in now and key not in to_set}
     from_args = hyperparameters.from_args | hyperparameters.fresh.keys()
     taken = {key: pair for key, pair in {**rolled_back, **differing}.items() if key in from_args - controls}
 
+    # a rate that was lost at an earlier start is in the state by now
+    rated = [
+        (key, old, now[key])
+        for key in (past.changed | differing.keys()) & from_args - controls
+        for old in [*(each.get(key) for each in past.formerly), *taken.get(key, ())[:1]]
+        if key in now and old is not None
+    ]
+    rates: list[Rate] = []
+
     def inspect(saved: Mapping[str, Any], live: Mapping[str, Any], loops: Collection[str]) -> None:
         fresh, reseeded = hyperparameters.fresh, beginning.seed is not None
         refuse_taken(saved, live, taken, fresh=fresh, loops=loops, reseeded=reseeded)
+        rates.extend(replace(rate, optimizer=components[rate.component]) for rate in kept_rates(saved, live, rated))
 
     lacking = hyperparameters.lacking(to_watch)
 
@@ -153,6 +170,7 @@ def _adjustment(
         hyperparameters.apply(to_set | {key: to_watch[key] for key in left})
         try:
             hyperparameters.watch({key: value for key, value in to_watch.items() if key not in left})
+            hyperparameters.watch_rates(rates)
             if untouched:
                 keys = ", ".join(repr(key) for key in sorted(differing) if hyperparameters.untouched({key}))
                 dropped = ", ".join(map(repr, sorted(untouched)))
@@ -167,7 +185,7 @@ def _adjustment(
             hyperparameters.take_back()
             raise
 
-    return Adjustment(beginning.seed, untouched, then, changed=shaping, inspect=inspect if taken else None)
+    return Adjustment(beginning.seed, untouched, then, changed=shaping, inspect=inspect if taken or rated else None)
 
 
 def _differing(

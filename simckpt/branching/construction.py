@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from simckpt.branching.watching import Rate
 from simckpt.errors import OverrideNotAppliedError
 from simckpt.state.nodes import ObjectState
 
@@ -34,8 +35,8 @@ def refuse_taken(
     """Refuses a restore that would take from a component what it was made with; changes nothing.
 
     A place took a key if it was saved with the old value and is live with the new one. Of True, False, 0 and 1, which
-    are in many places for other reasons, nothing is concluded; nor of the `lr` of an optimizer's groups, which a loop
-    with a schedule of its own sets before each step. With a scheduler of torch's there is an `initial_lr`, which tells.
+    are in many places for other reasons, nothing is concluded; nor of the `lr` of an optimizer's groups: `kept_rates`.
+    With a scheduler of torch's there is an `initial_lr`, which tells.
 
     Args:
         saved: {component: state tree} as it would be restored.
@@ -64,6 +65,36 @@ def refuse_taken(
     for key in telling:
         if key in places:
             raise _refusal(key, places[key], *telling[key], loops=loops)
+
+
+def kept_rates(
+    saved: Mapping[str, Any], live: Mapping[str, Any], changed: Collection[tuple[str, Any, Any]]
+) -> list[Rate]:
+    """Returns the learning rates that a restore brings back; whether the loop sets them shows when it steps.
+
+    Args:
+        saved: {component: state tree} as it would be restored.
+        live: the trees of the live objects, as the program made them.
+        changed: (hyperparameter, a value that it had before, value of the program) of those that the program reads from
+            its arguments alone.
+    """
+    found: list[Rate] = []
+    for name, tree in saved.items():
+        before, now = (_parts(_part(_part(each, ""), "param_groups")) or {} for each in (tree, live.get(name)))
+        for number in before.keys() & now.keys():
+            for key, old, new in changed:
+                if _is_telling((old, new)) and _has_rate(before[number], old) and _has_rate(now[number], new):
+                    found.append(Rate(key, new, old, name, number))
+    return found
+
+
+def _has_rate(group: Any, rate: Any) -> bool:
+    found = _part(group, "lr")
+    return _is_scalar(found) and _holds(found, rate)
+
+
+def _part(tree: Any, name: str) -> Any:
+    return (_parts(tree) or {}).get(name)
 
 
 def _refusal(key: str, places: list[str], old: Any, new: Any, *, loops: Collection[str]) -> OverrideNotAppliedError:

@@ -11,7 +11,7 @@ from typing import Any
 
 from simckpt.branching.holders import locate
 from simckpt.branching.targets import AttributeTarget, Loss, PutBack, Target, targets_of
-from simckpt.branching.watching import Watch, Watches
+from simckpt.branching.watching import Rate, Watch, Watches
 from simckpt.configuration import plain
 from simckpt.errors import BranchWarning, ConfigurationError, OverrideNotAppliedError, SimckptError
 from simckpt.suggest import nearest
@@ -44,8 +44,9 @@ class Hyperparameters:
             them there. A component that takes one when it is made, as `Dropout(args["p"])` does, has it in its state,
             and the restore would bring the old value back. That is refused, where a number or text of the state has the
             old value and the live component the new one. Of True, False, 0 and 1 nothing is concluded, for they are in
-            many places by chance, and of an optimizer's `lr`, which a loop with a schedule of its own sets: bind these
-            if nothing sets them. Nor is it seen in arrays, nor where only a result of the value is kept.
+            many places by chance: bind these. Nor is it seen in arrays, nor where only a result of the value is kept.
+            An optimizer's `lr` may be set by the loop before each step; if the optimizer steps with the restored one,
+            the next call of the checkpointer raises.
         fresh: key -> components, or `component/variable` of a `LoopState`, that a change of this key leaves as the
             program built them, because the saved ones have other shapes. An override that equals the origin's value
             changes nothing.
@@ -198,6 +199,10 @@ class Hyperparameters:
                 BranchWarning,
                 stacklevel=7,
             )
+
+    def watch_rates(self, rates: Iterable[Rate]) -> None:
+        """Arms `verify` for rates that the program is to set itself; call it after `apply`, which begins anew."""
+        self._watches.add_rates(rates)
 
     def take_back(self) -> None:
         """Puts back what the last `apply` has set, for a restore that failed after it.

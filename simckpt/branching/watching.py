@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from simckpt.branching.targets import Loss, Target
+from simckpt.branching.targets import Loss, Target, holds
 from simckpt.errors import OverrideNotAppliedError
 
 
@@ -80,11 +80,53 @@ class Watch:
         )
 
 
+@dataclass
+class Rate:
+    """A learning rate that a restore brought back, although the program says that it sets it itself.
+
+    Attributes:
+        key: the hyperparameter that it follows.
+        wanted: its value.
+        old: the one that was restored.
+        component: the optimizer's name.
+        group: of the optimizer.
+        optimizer: the live one.
+        kept: whether the old value was still there when the optimizer stepped; None until it does.
+    """
+
+    key: str
+    wanted: Any
+    old: Any
+    component: str
+    group: int
+    optimizer: Any = None
+    kept: bool | None = None
+
+    def look(self) -> None:
+        """Takes note, at a step of the optimizer, of whether the program has set the rate."""
+        if self.kept is None:
+            self.kept = holds(self.optimizer.param_groups[self.group]["lr"], self.old)
+
+    def raise_if_kept(self) -> None:
+        """Raises OverrideNotAppliedError if the optimizer has stepped with the restored value."""
+        if self.kept:
+            raise OverrideNotAppliedError(
+                f"hyperparameter {self.key!r} is {self.wanted!r} and read from the arguments alone, by its "
+                f"declaration, but component {self.component!r} took it when it was made, and has stepped with the "
+                f"{self.old!r} that its saved state brought back: bind it instead, as in {{{self.key!r}: "
+                f"{self.component}}}, or set it in the loop before each step",
+                key=self.key,
+                wanted=self.wanted,
+                found=self.old,
+            )
+
+
 class Watches:
     """The targets that are watched until each is proven: used by a step of its optimizer, and not lost since."""
 
     def __init__(self) -> None:
         self._watches: list[Watch] = []
+        self._rates: list[Rate] = []
         self._hook: Any = None
         self._told = False
 
@@ -92,7 +134,17 @@ class Watches:
         """Watches these too."""
         self._watches += watches
         self._told = False
-        if self._hook is None and any(watch.target.optimizer is not None for watch in self._watches):
+        if any(watch.target.optimizer is not None for watch in self._watches):
+            self._see_steps()
+
+    def add_rates(self, rates: Iterable[Rate]) -> None:
+        """Watches these rates at the next step of their optimizers."""
+        self._rates += rates
+        if self._rates:
+            self._see_steps()
+
+    def _see_steps(self) -> None:
+        if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
             # of all optimizers: the one that is bound may not be the one that trains
@@ -102,7 +154,7 @@ class Watches:
         """Watches nothing any more; returns what was watched."""
         if self._hook is not None:
             self._hook.remove()
-        watches, self._watches, self._hook = self._watches, [], None
+        watches, self._watches, self._rates, self._hook = self._watches, [], [], None
         return watches
 
     def look(self, when: str) -> None:
@@ -118,7 +170,9 @@ class Watches:
             OverrideNotAppliedError: a value was lost.
         """
         self.look("after training went on")
-        proven = all(watch.proven for watch in self._watches)
+        for rate in self._rates:
+            rate.raise_if_kept()
+        proven = all(watch.proven for watch in self._watches) and all(rate.kept is False for rate in self._rates)
         if proven:
             self.clear()
         return proven
@@ -133,6 +187,9 @@ class Watches:
 
     def note_step(self, optimizer: Any) -> None:
         """Looks at what a step has used; it is told at `verify`, for an optimizer's step is no place for errors."""
+        for rate in self._rates:
+            if _has_groups_of(optimizer, rate.optimizer):
+                rate.look()
         for watch in self._watches:
             if watch.target.optimizer is None:
                 continue

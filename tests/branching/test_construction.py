@@ -313,3 +313,47 @@ def test_what_is_dropped_is_told_only_once_it_is(store):
         warnings.simplefilter("error")
         with pytest.raises(ConfigurationError, match="no such variable"):
             train(store, "b", variable, 0.25, typo)
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("sets", ["nothing", "its own schedule", "the value"])
+def test_a_rate_that_nothing_sets_is_told_once_the_optimizer_has_stepped_with_it(
+    store, sets: str, optimizer_class: type[torch.optim.Optimizer]
+) -> None:
+    def run(name: str, rate: float, until: int) -> list[float]:
+        with store.start(name) as run:
+            args = run.configure({"learning_rate": rate}, defaults={"learning_rate": rate})
+            net = torch.nn.Linear(2, 1)
+            optimizer = optimizer_class(net.parameters(), lr=args["learning_rate"])
+            loop, used = simckpt.LoopState(step=0), []
+            declared = simckpt.Hyperparameters(from_args={"learning_rate"})
+            with run.checkpointer(
+                {"net": net, "optimizer": optimizer, "loop": loop},
+                save_when=simckpt.EverySteps(1),
+                hyperparameters=declared,
+                background=None,
+            ) as checkpointer:
+                checkpointer.restore_latest()
+                while loop.step < until:
+                    loop.step += 1
+                    # collects experience for two steps before it learns
+                    if loop.step > 4:
+                        share = 1 - loop.step / 10 if sets == "its own schedule" else 1.0
+                        if sets != "nothing":
+                            optimizer.param_groups[0]["lr"] = share * args["learning_rate"]
+                        net(torch.ones(1, 2)).sum().backward()
+                        optimizer.step()
+                        used.append(optimizer.param_groups[0]["lr"])
+                    checkpointer.step(loop.step)
+        return used
+
+    run("origin", 0.125, 2)
+    store.run("origin").latest().branch("branch", overrides={"learning_rate": 0.5})
+    if sets == "nothing":
+        # started again it goes on from what was saved since, where the rate is lost already
+        for last in (4, 4):
+            with pytest.raises(OverrideNotAppliedError, match="'optimizer' took it when it was made, and has stepped"):
+                run("branch", 0.125, 6)
+            assert store.run("branch").latest().step == last
+    else:
+        assert run("branch", 0.125, 6) == ([0.25, 0.2] if sets == "its own schedule" else [0.5, 0.5])
