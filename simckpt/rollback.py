@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from simckpt.errors import (
     StoreError,
     UnsupportedStateError,
 )
+from simckpt.finiteness import non_finite_parameter
 from simckpt.policies import CheckpointFacts, Moment, RollbackDecision, RollbackMoment, RollbackPolicy
 from simckpt.restore import Adjustment
 from simckpt.resuming import Beginning, beginning_of, require_declared
@@ -192,8 +192,10 @@ class Rollbacks:
         self.notices.seen(moment.metrics, self._decisions.history(self.policy.metric))
         non_finite = self._non_finite_metric(moment.metrics)
         if not non_finite and (thorough or is_new or step // LOOK_EVERY > previous // LOOK_EVERY):
-            found = map(_non_finite_parameter, self._components, self._components.values())
-            non_finite = next(filter(None, found), "")
+            bound = self._saver.bound
+            # simulators and replay buffers are not trained
+            trained = {name: each for name, each in self._components.items() if bound[name].order == restore.PLAIN}
+            non_finite = non_finite_parameter(trained)
         if not is_new and not non_finite:
             return RollbackDecision("go on")
         # the possible targets must not depend on how quick the disk is
@@ -277,10 +279,10 @@ class Rollbacks:
         assert decision.target is not None
         assert decision.changes is not None
         target, beginning = self._target(decision.target)
-        there = {**target.hyperparameters, **beginning.overrides}
-        values = policies.new_values(decision.changes, there)
         # what earlier rollbacks have changed since returns to what it was at the target
         alterable = policies.keys(self.policy.levels).union(*(each["changes"] for each in self._decisions.rollbacks))
+        there = {**target.hyperparameters, **beginning.overrides, **self._rates_at(target, alterable)}
+        values = policies.new_values(decision.changes, there)
         number, apart = len(self._decisions.rollbacks) + 1, {DECISIONS, *self._saver.logs}
         branch = self._run.name if self._run.branch is not None else ""
         own_seed = seed_of(target, number, branch, without=apart) if policies.reseeds(decision.changes) else None
@@ -297,6 +299,16 @@ class Rollbacks:
             kept=policies.kept_components(decision.changes),
             fresh=beginning.untouched,
         )
+
+    def _rates_at(self, target: Checkpoint, keys: Collection[str]) -> dict[str, float]:
+        """Returns the learning rates at a checkpoint that a ReduceLROnPlateau may have lowered until then."""
+        places = {} if self._hyperparameters is None else self._hyperparameters.rates_themselves(keys)
+        names = {id(component): name for name, component in self._components.items()}
+        found = {}
+        for key, (optimizer, group) in places.items():
+            if (name := names.get(id(optimizer))) in target.components():
+                found[key] = float(target[name].items["param_groups"][group]["lr"])
+        return found
 
     def _target(self, id: str) -> tuple[Checkpoint, Beginning]:
         """Returns the checkpoint of an id, and what the run adds to it; nothing, unless it is a branch's origin."""
@@ -456,30 +468,3 @@ def seed_of(target: Checkpoint, number: int, branch: str, *, without: Collection
     """
     of_branch = f" of branch {branch}" if branch else ""
     return f"rollback {number}{of_branch} to step {target.step}, {fingerprint(target, without=without)}"
-
-
-def _non_finite_parameter(name: str, component: Any) -> str:
-    """Returns which parameter of a torch module, or which moment of an optimizer, is not finite; or nothing."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return ""
-    if isinstance(component, torch.nn.Module):
-        named = {f"parameter {path!r}": each for path, each in component.named_parameters()}
-    elif isinstance(component, torch.optim.Optimizer):
-        named = {
-            f"{key!r} of parameter {place}": each
-            for place, moments in enumerate(component.state.values())
-            for key, each in moments.items()
-            if isinstance(each, torch.Tensor)
-        }
-    else:
-        return ""
-    with torch.no_grad():
-        floating = {what: each for what, each in named.items() if each.is_floating_point()}
-        # one look at all of them: a sum is finite only if its terms are; where it overflows they are looked at singly
-        if all(map(math.isfinite, [float(each.sum(dtype=torch.float32)) for each in floating.values()])):
-            return ""
-        for what, each in floating.items():
-            if not bool(torch.isfinite(each).all()):
-                return f"{what} of {name!r} is not finite"
-    return ""

@@ -21,6 +21,7 @@ LAYERS = [
         "store",
         "checkpoint",
         "restore",
+        "finiteness",
         "resizing",
         "comparison",
         "configuration",

@@ -114,6 +114,12 @@ class Hyperparameters:
                     key=key,
                 )
 
+    def rates_themselves(self, keys: Iterable[str]) -> dict[str, tuple[Any, int]]:
+        """Returns key -> (optimizer, group) of those that are bound to a rate whose schedulers keep no base of it."""
+        targets = ((key, target) for key in keys for target in self._targets.get(key, ()))
+        found = {key: getattr(target, "rate_itself", None) for key, target in targets}
+        return {key: place for key, place in found.items() if place is not None}
+
     def untouched(self, keys: Iterable[str]) -> frozenset[str]:
         """Returns the components and variables that a change of these keys leaves as the program built them."""
         return frozenset().union(*(self._fresh.get(key, frozenset()) for key in keys))

@@ -111,6 +111,12 @@ class RateTarget:
         """Whether all schedulers have stepped."""
         return all(position(each) != start for each, start in zip(self._schedulers, self._start, strict=True))
 
+    @property
+    def rate_itself(self) -> tuple[Any, int] | None:
+        """The optimizer and a group whose rate is all there is to set, for its schedulers keep no base; or None."""
+        plateaus = [isinstance(leaf, ReduceLROnPlateau) for leaf in self._leaves]
+        return (self.optimizer, self._groups[0]) if plateaus and all(plateaus) else None
+
     def set(self, value: Any) -> PutBack:
         """Makes the value the base, and the rate what the schedule makes of that here."""
         if not self._schedulers and is_driven(self.optimizer):

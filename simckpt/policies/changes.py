@@ -35,8 +35,9 @@ class Change(ABC):
 class Reseed(Change):
     """Continues all random streams from new seeds: those of the envs, of the process, of samplers and replay buffers.
 
-    The seeds are derived from what the target holds, the number of rollbacks so far and, in a branch, the run's name:
-    another try is another try, and the same rollback done again draws the same numbers.
+    The seeds are derived from all that the target holds, streams that nobody seeded included, the number of rollbacks
+    so far and, in a branch, the run's name: another try is another try, and the same rollback done again draws the same
+    numbers.
     """
 
     def __repr__(self) -> str:
@@ -49,7 +50,8 @@ class Scale(Change):
 
     What is multiplied is the value in force at the target. After a rollback that is the changed one, so that going back
     to the same place again halves again. A whole number stays whole: it is rounded down by a factor below 1, but never
-    to 0, and up by one above. Where it need not be whole, write `1.0` among the hyperparameters instead of `1`.
+    to 0, and up by one above. Where it need not be whole, write `1.0` among the hyperparameters instead of `1`. Of a
+    rate under `ReduceLROnPlateau`, which keeps no base, what that has left of it at the target is multiplied.
 
     Args:
         **factors: finite and above 0, by key; numpy's scalars count as plain numbers.
