@@ -249,23 +249,26 @@ class Store:
         found = importing.opened(source, run=run)
         return importing.import_checkpoint(self.made(), found, run=run)
 
-    def compact(self, *, dry_run: bool = False) -> Leftovers:
+    def compact(self, *, dry_run: bool = False, unknown: bool = False) -> Leftovers:
         """Frees what nobody refers to, and returns what that was.
 
-        Kills, full disks and copies of a store leave such things: unfinished work of dead processes, segments that no
-        checkpoint names, files of pruned checkpoints. No run is claimed: it may be done beside training, saves,
-        branches and prunes of other processes and hosts. Unfinished work of other machines is left alone for a day.
+        Kills and full disks leave such things: unfinished work of dead processes, segments of failed saves and of what
+        was pruned, files of pruned checkpoints. No run is claimed: it may be done beside training, saves, branches and
+        prunes of other processes and hosts. Unfinished work of other machines is left alone for a day. Segments that
+        nothing in the store names at all are listed and stay, for they may be those of a run whose folder was moved
+        away, or of what was taken out of quarantine.
 
         Args:
             dry_run: only say what would be freed.
+            unknown: free these as well: nothing that was moved away is to be put back.
 
         Raises:
             NotAStoreError, DamagedError, FormatError: there is no store that can be read.
-            SegmentsKeptError: something is damaged or newer than this simckpt, so that it is not known what is used;
-                nothing was freed.
+            SegmentsKeptError: something is damaged, missing or newer than this simckpt, so that it is not known what is
+                used; nothing was freed.
             StorageError: the disk refused; what was freed until then is gone.
         """
-        return self.files.leftovers() if dry_run else self.files.compact()
+        return self.files.leftovers(unknown=unknown) if dry_run else self.files.compact(unknown=unknown)
 
     def archive(
         self, url: str | os.PathLike[str] | None = None, *, policy: KeepPolicy | None = None, new: bool = False

@@ -101,6 +101,7 @@ def test_a_later_start_may_belong_to_another_experiment(store: simckpt.Store) ->
     assert [checkpoint.experiment for checkpoint in store.run("ant").checkpoints()] == ["sweep"] * 3 + ["other"]
 
 
+@pytest.mark.usefixtures("with_git")
 def test_a_checkpoint_knows_the_commit_and_the_changes_of_its_start(tmp_path: Path, monkeypatch) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()

@@ -9,6 +9,8 @@ import pytest
 
 from simckpt import provenance, redaction
 
+pytestmark = pytest.mark.usefixtures("with_git")
+
 KEY = "sk-" + "abcdefghij0123456789"
 TOKEN = "ghp_" + "abcdefghij0123456789"
 HEX = "0123456789abcdef0123456789abcdef01234567"

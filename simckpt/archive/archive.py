@@ -28,7 +28,7 @@ from simckpt.errors import (
     StoreError,
 )
 from simckpt.policies import KeepAll, KeepPolicy
-from simckpt.storage import Claim, StoreFiles
+from simckpt.storage import Claim, StoreFiles, TombstoneRecord
 from simckpt.storage.archived import ArchiveRecord
 
 if TYPE_CHECKING:
@@ -116,20 +116,39 @@ class Archive:
         if self._objects is None:
             known = self._files.archive()
             # a disk that is not mounted must not become an empty archive
-            make = known is None or known.id is None or self._new
-            self._objects = Objects(self._place, self._patience, make=make)
+            self._objects = Objects(self._place, self._patience, make=self._new or not self._noted(known))
         return self._objects
+
+    def _noted(self, known: ArchiveRecord | None) -> set[str | None]:
+        """Returns the id of the archive that the store has something in, by its record or else by what is there alone.
+
+        It is None if what is there alone does not say so, as its own records are damaged.
+        """
+        if known is not None and known.id is not None:
+            return {known.id}
+        found = {(run, seq): self._files.archived(run).get(seq) for run, seq in self._alone()}
+        return {None if record is None else record.archive for record in found.values()}
+
+    def _alone(self) -> list[tuple[str, int]]:
+        """Returns (run, number) of the checkpoints whose state is in the archive alone."""
+        found = []
+        for run in self._files.runs():
+            evicted = self._files.evicted(run)
+            pruned = [each for each in self._files.records(run, damaged={}, only=evicted) if isinstance(each, TombstoneRecord)]
+            found += [(run, seq) for seq in sorted(evicted - {each.seq for each in pruned})]
+        return found
 
     def _deed(self, objects: Objects, *, write: bool) -> Deed:
         """Returns whose the archive is, after a look whether it is this store's."""
         known = self._files.archive()
         deed = contents.read_deed(objects)
-        if self._new and write and known is not None and known.id is not None and (deed is None or deed.id != known.id):
+        noted = self._noted(known)
+        if self._new and write and known is not None and noted and (deed is None or deed.id not in noted):
             self._check_none_depends()
-            known = replace(known, id=None)
-        if deed is None and write and (known is None or known.id is None):
+            known, noted = replace(known, id=None), set()
+        if deed is None and write and not noted:
             deed = contents.write_deed(objects, owner=self._files.id)
-        if deed is None and known is not None and known.id is None:
+        if deed is None and not noted:
             raise CheckpointNotFoundError(f"nothing was moved to {self.url} yet: call Archive.move")
         if deed is None:
             raise ArchiveUnavailableError(
@@ -137,10 +156,15 @@ class Archive:
                 f"Store.archive(url). If it is lost for good, begin another one by Store.archive(url, new=True) or "
                 f"`simckpt archive --new`"
             )
+        is_known = (known is not None and known.id is not None) or self._files.has_other_record()
+        if deed.owner not in (None, self._files.id) and noted == {deed.id} and is_known:
+            # this store's, whose own id a repair has made anew: the archive remembers it
+            self._files.rewrite_store(deed.owner)
+            naming.note_named(self._files.id, self._place)
         if deed.owner != self._files.id:
             whose = "a place that runs are pushed to" if deed.owner is None else f"the archive of store {deed.owner}"
             raise ConflictError(f"{self.url} is {whose}: give this store a place of its own")
-        if known is None or known.id not in (None, deed.id):
+        if known is None or (noted and not noted & {None, deed.id}):
             raise ConflictError(
                 f"{self.url} is another archive of this store ({deed.id}) than the one it knows: name its place by "
                 f"Store.archive(url)"
@@ -151,7 +175,7 @@ class Archive:
 
     def _check_none_depends(self) -> None:
         """Raises ConflictError if there are checkpoints whose state is in the old archive alone."""
-        alone = [f"{run} number {seq}" for run in self._files.runs() for seq in sorted(self._files.evicted(run))]
+        alone = [f"{run} number {seq}" for run, seq in self._alone()]
         if alone:
             more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
             raise ConflictError(

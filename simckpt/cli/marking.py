@@ -114,14 +114,18 @@ def keep_policy(
 def compact(
     store: StorePath,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be freed.")] = False,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Also free segments that nothing in the store names at all.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Free what nobody refers to: left-over work of dead processes, unused segments, files of pruned checkpoints.
 
-    Safe beside training and other commands, on other hosts too.
+    Safe beside training and other commands, on other hosts too. Segments that may belong to a run whose folder was
+    moved away stay, unless --unknown says that nothing is to be put back.
     """
     with readable_errors():
-        freed = Store(store).compact(dry_run=dry_run)
+        freed = Store(store).compact(dry_run=dry_run, unknown=unknown)
     if as_json:
         print_json(dataclasses.asdict(freed))
         return
@@ -135,6 +139,10 @@ def compact(
     if freed:
         console().print(shown)
     console().print(f"{'would free' if dry_run else 'freed'} {size(freed.nbytes)}")
+    if freed.unknown:
+        told = f"{len(freed.unknown)} segments, {size(freed.unknown_nbytes)}, stay: nothing in the store says whose they "
+        told += "are. If no folder that was moved away is to be put back, --unknown frees them"
+        console().print(told, soft_wrap=True)
 
 
 def _print_marks(checkpoint: Checkpoint, *, as_json: bool) -> None:

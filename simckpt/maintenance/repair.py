@@ -17,7 +17,7 @@ from simckpt.maintenance.check import Scope, Tell, check, opened
 from simckpt.maintenance.findings import OUT_OF_PLACE, Affected, Finding, Report
 from simckpt.maintenance.lineage import MISSING
 from simckpt.maintenance.rebuilding import rebuilt_index, rebuilt_run
-from simckpt.storage import CommitRecord, StoreFiles, marks, names, quarantine, usage
+from simckpt.storage import CommitRecord, StoreFiles, archived, marks, names, quarantine, usage
 
 _LEFT = ("rest", "segment rest", "structure", "claim", "archive")  # kinds of damage
 
@@ -143,7 +143,7 @@ class _Repairer:
             if finding.kind in OUT_OF_PLACE:
                 yield Action(finding.path, "is left alone", problem=f"{finding.problem}: {finding.advice}")
         for finding in self._of("store record"):
-            yield self._do(finding.path, "a record with a new id is written", self._store.rewrite_store)
+            yield from self._rewrite_store(finding)
         if not self._dry_run:
             self._store = opened(self._store.path)
         for finding in self._of("run record"):
@@ -173,6 +173,18 @@ class _Repairer:
 
     def _put_aside(self, where: str) -> Action:
         return self._do(where, f"is moved to {quarantine.FOLDER}/", lambda: self._store.put_aside(where))
+
+    def _rewrite_store(self, finding: Finding) -> Iterator[Action]:
+        root, where = self._store.path, f"{archived.ARCHIVE}/{archived.ARCHIVE_FILE}"
+        is_known = archived.store_of(root) is not None
+        text = f"is made anew, with the id that {where} has" if is_known else "a record with a new id is written"
+        yield self._do(finding.path, text, self._store.rewrite_store)
+        if not is_known and (os.path.lexists(root / where) or any(archived.numbers(root, run) for run in self._store.runs())):
+            problem = (
+                f"its archive asks for the id that the store had: name it once, by `simckpt archive {root} URL`, and the "
+                f"store takes that id back. Until then no checkpoint comes back from there"
+            )
+            yield Action(where, "is not obeyed", problem=problem)
 
     def _rewrite_run(self, finding: Finding) -> Action:
         assert finding.run is not None

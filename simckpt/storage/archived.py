@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from simckpt.errors import DamagedError, FormatError, StorageError
+from simckpt.errors import DamagedError, FormatError, StorageError, StoreError
 from simckpt.storage import index, names, reader, records, sealed, state_file
 
 FOLDER = "archived"  # of a run
@@ -32,17 +32,21 @@ class ArchiveRecord:
             was reached for the first time.
         url: such as "s3://bucket/prefix".
         created: [s since 1970, UTC].
+        store: id of the store, which the archive asks for: a repair has it from here if `store.json` is damaged. None
+            in records of earlier versions.
     """
 
     id: str | None
     url: str
     created: float
+    store: str | None = None
 
     def to_bytes(self) -> bytes:
         """Returns the record as written to disk."""
         if _SECRET.search(self.url):
             raise FormatError("the address of an archive has a user or a query, which may be a secret: it is not kept")
-        return sealed.seal("archive", {"id": self.id, "url": self.url, "created": sealed.time_to_json(self.created)})
+        created = sealed.time_to_json(self.created)
+        return sealed.seal("archive", {"id": self.id, "url": self.url, "created": created, "store": self.store})
 
 
 def parse_archive(data: bytes, path: object) -> ArchiveRecord:
@@ -51,7 +55,8 @@ def parse_archive(data: bytes, path: object) -> ArchiveRecord:
     url = fields.text("url", limit=URL_LIMIT)
     if _SECRET.search(url):
         raise FormatError(f"{path}: the address of the archive has a user or a query")
-    return ArchiveRecord(fields.optional("id", fields.id), url, fields.time("created"))
+    identity, store = fields.optional("id", fields.id), fields.optional("store", fields.id)
+    return ArchiveRecord(identity, url, fields.time("created"), store)
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,14 @@ def evicted(root: Path, run: str) -> set[int]:
                 except OSError as error:
                     raise StorageError(f"{place} cannot be looked at: {error.strerror}") from error
     return found
+
+
+def store_of(root: Path) -> str | None:
+    """Returns the id of a store as the record of its archive has it, or None: for where `store.json` is damaged."""
+    with contextlib.suppress(StoreError):
+        record = read_archive(root)
+        return None if record is None else record.store
+    return None
 
 
 def read_archive(root: Path) -> ArchiveRecord | None:

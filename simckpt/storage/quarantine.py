@@ -49,13 +49,14 @@ def segments_used(root: Path) -> set[str]:
             raise OSError(errno.ELOOP, "is a symbolic link")
         for path in _entries(root / FOLDER):
             if path.parent.name == "checkpoints":
-                used |= _uses(path)
+                used |= uses(path)
     except OSError as error:
         raise StorageError(f"{root / FOLDER} cannot be looked at: {error.strerror}") from error
     return used
 
 
-def _uses(checkpoint: Path) -> frozenset[str]:
+def uses(checkpoint: Path) -> frozenset[str]:
+    """Returns the ids of the segments that the checkpoint in a folder needs, whatever its name; none if none is told."""
     with contextlib.suppress(FileNotFoundError, StoreError):
         where = checkpoint / index.INDEX_FILE
         data = reader.read_small(checkpoint, index.INDEX_FILE, limit=index.INDEX_LIMIT, path=where)

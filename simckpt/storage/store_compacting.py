@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simckpt.errors import StorageError
-from simckpt.storage import segments, usage
+from simckpt.errors import StorageError, StoreError
+from simckpt.storage import quarantine, segments, usage, work
 from simckpt.storage.records import TombstoneRecord
-from simckpt.storage.store_pruning import kept_error
+from simckpt.storage.store_pruning import job_ids, kept_error
 from simckpt.storage.store_reader import COMMIT_FILE
 from simckpt.storage.store_tiers import StoreTiers
 
@@ -23,72 +24,102 @@ class Leftovers:
         work: folders in `tmp/` that dead processes left, their names.
         segments: those that no checkpoint names and no save in progress has announced, their ids.
         checkpoints: (run, number) of pruned checkpoints that still have files.
-        nbytes: what all of them weigh [bytes].
+        nbytes: what all of these weigh [bytes].
+        unknown: segments that nothing here names at all, their ids, which stay: they may be those of a run that was
+            moved away.
+        unknown_nbytes: what these weigh [bytes].
     """
 
     work: tuple[str, ...]
     segments: tuple[str, ...]
     checkpoints: tuple[tuple[str, int], ...]
     nbytes: int
+    unknown: tuple[str, ...] = ()
+    unknown_nbytes: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.work or self.segments or self.checkpoints)
 
     def __sub__(self, other: Leftovers) -> Leftovers:
-        """Returns what is here and no longer there."""
+        """Returns what is here and no longer there, and what of unknown use is there."""
         return Leftovers(
             tuple(each for each in self.work if each not in other.work),
             tuple(each for each in self.segments if each not in other.segments),
             tuple(each for each in self.checkpoints if each not in other.checkpoints),
             max(self.nbytes - other.nbytes, 0),
+            other.unknown,
+            other.unknown_nbytes,
         )
 
 
 class StoreCompacting(StoreTiers):
     """A store in which what nobody refers to is found and freed, beside savers, branches and pruners."""
 
-    def leftovers(self) -> Leftovers:
+    def leftovers(self, *, unknown: bool = False) -> Leftovers:
         """Returns what `compact` would free by now; frees nothing.
 
+        Args:
+            unknown: count segments that nothing names at all as what is freed.
+
         Raises:
-            SegmentsKeptError: a record or an index is damaged or newer than this simckpt, so that it is not known
-                which segments are used.
+            SegmentsKeptError: a record or an index is damaged or newer than this simckpt, or the folder of a checkpoint
+                is missing, so that it is not known which segments are used.
             StorageError: a folder cannot be looked at for the moment.
         """
-        work = self._works.left_over()
-        used, announced = self._usage.by_checkpoints(), usage.by_saves(self.path, besides=work)
+        works = self._works.left_over()
+        used, announced = self._usage.by_checkpoints(), usage.by_saves(self.path, besides=works)
         if used is None or announced is None:
             raise kept_error()
         files = segments.files(self.path)
         unused = [identity for identity in sorted(files) if identity not in used | announced]
         pruned = {(run, seq): self._checkpoint_path(run, seq) for run, seq in self._pruned()}
         dead = {place: path for place, path in pruned.items() if len(_entries(path)) > 1}
-        nbytes = sum(_size(path) for path in (*work, *(path for each in unused for path in files[each])))
+        known = set(unused) if unknown else self._let_go(works, dead.values())
+        freed, kept = [each for each in unused if each in known], [each for each in unused if each not in known]
+        nbytes = sum(_size(path) for path in (*works, *(path for each in freed for path in files[each])))
         nbytes += sum(_size(path) - _size(path / COMMIT_FILE) for path in dead.values())
-        return Leftovers(tuple(path.name for path in work), tuple(unused), tuple(dead), nbytes)
+        kept_nbytes = sum(_size(path) for each in kept for path in files[each])
+        return Leftovers(
+            tuple(path.name for path in works), tuple(freed), tuple(dead), nbytes, tuple(kept), kept_nbytes
+        )
 
-    def compact(self) -> Leftovers:
-        """Frees what nobody refers to; returns what that was.
+    def _let_go(self, works: Iterable[Path], pruned: Iterable[Path]) -> set[str]:
+        """Returns the ids of segments that the store itself has let go: by a failed save, a prune, or on its way out.
+
+        Whatever writes a segment or frees it says so in its work folder first, and that stays until it is done.
+        """
+        found = set(segments.trashed(self.path))
+        for folder in works:
+            with contextlib.suppress(FileNotFoundError, StoreError):
+                job = work.read_job(folder)
+                found.update(job_ids(job, "made"), job_ids(job, "segments"))
+        return found.union(*(quarantine.uses(path) for path in pruned))
+
+    def compact(self, *, unknown: bool = False) -> Leftovers:
+        """Frees what nobody refers to; returns what that was, and what of unknown use stays.
 
         Needs no claim: a saver, on whatever host, announces what it uses before it looks for it, and what is announced
         stays. Interrupted, it is done again. What another user owns stays.
+
+        Args:
+            unknown: free segments that nothing names at all, too.
 
         Raises:
             SegmentsKeptError: as `leftovers`; nothing was freed.
             StorageError: the disk refused; what was freed until then is gone.
         """
-        before = self.leftovers()
+        before = self.leftovers(unknown=unknown)
         if not before:
             return before
         # it ends what dead pruners had begun, too
         self.sweep()
-        now = self.leftovers()
+        now = self.leftovers(unknown=unknown)
         if self._free_segments(now.segments) is None:
             raise kept_error()
         for run, seq in now.checkpoints:
             # the index goes as well: what it alone named was freed with all that nobody names
             self._clear(self._checkpoint_path(run, seq), besides=(COMMIT_FILE,))
-        return before - self.leftovers()
+        return before - self.leftovers(unknown=unknown)
 
     def _pruned(self) -> Iterator[tuple[str, int]]:
         for run in self.runs():

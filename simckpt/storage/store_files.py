@@ -26,6 +26,7 @@ from simckpt.errors import (
 from simckpt.state.leaf import LogLeaf
 from simckpt.state.tree import Encoded
 from simckpt.storage import (
+    archived,
     claims,
     copying,
     digests,
@@ -161,9 +162,8 @@ class StoreFiles(StoreCompacting, StoreRepairing):
     @classmethod
     def without_record(cls, root: Path, *, disk: durable.Disk | None = None) -> StoreFiles:
         """Returns the store in a folder whose `store.json` cannot be read, for its check and its repair alone."""
-        return cls(
-            root, StoreRecord("0" * 32, 0.0), disk=disk or durable.Disk(), clock=time.time, new_id=names.random_id
-        )
+        record = StoreRecord(archived.store_of(root) or "0" * 32, 0.0)
+        return cls(root, record, disk=disk or durable.Disk(), clock=time.time, new_id=names.random_id)
 
     def write_run(self, run: str, record: RunRecord) -> None:
         """Creates a run, or replaces the record of one that this process has claimed.

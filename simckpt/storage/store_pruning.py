@@ -20,7 +20,7 @@ from simckpt.errors import (
     StorageFullError,
     StoreError,
 )
-from simckpt.storage import claims, durable, index, names, origins, reader, sealed, segments, usage, work
+from simckpt.storage import claims, durable, index, names, origins, quarantine, sealed, segments, usage, work
 from simckpt.storage import records as record_types
 from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord
 from simckpt.storage.store_marks import StoreMarks
@@ -193,13 +193,8 @@ class StorePruning(StoreMarks):
         self._free(path, freed, made)
 
     def _segments_in(self, checkpoint: Path) -> list[str]:
-        """Returns the ids of the segments that an index names; none if it is gone or damaged: then they stay."""
-        path = checkpoint / index.INDEX_FILE
-        try:
-            data = reader.read_small(checkpoint, index.INDEX_FILE, limit=index.INDEX_LIMIT, path=path)
-            return list(index.parse_index(data, path)[1])
-        except (FileNotFoundError, StoreError):
-            return []
+        """Returns the ids of the segments that a checkpoint's index names, or else what its save has announced."""
+        return sorted(quarantine.uses(checkpoint))
 
     def _free(self, checkpoint: Path, freed: Iterable[str], job: Path | None = None) -> None:
         """Removes what belongs to a checkpoint whose record is a tombstone; its index last, for it names the rest.
@@ -334,10 +329,10 @@ class StorePruning(StoreMarks):
         try:
             job = work.read_job(made)
             if job.text("job") == "save":
-                candidates = _ids(job, "made")
+                candidates = job_ids(job, "made")
                 run, seq = None, 0
             else:
-                candidates = _ids(job, "segments")
+                candidates = job_ids(job, "segments")
                 run, seq = job.text("run", names.RUN_NAME), job.integer("seq", minimum=1)
                 names.sequence_name(seq)
         except _WORTHLESS:
@@ -375,11 +370,12 @@ def kept_error() -> SegmentsKeptError:
     """Returns the error of a store in which it is not known which segments are used."""
     return SegmentsKeptError(
         "segments of what was pruned stay for now: a record or an index of the store is damaged or newer than this "
-        "simckpt, so that it is not known what else uses them. `simckpt check` shows what that is, `--repair` puts it "
-        "aside; prunes and starts after that free them"
+        "simckpt, or the folder of a checkpoint is missing, so that it is not known what else uses them. `simckpt "
+        "check` shows what that is, `--repair` puts it aside; prunes and starts after that free them"
     )
 
 
-def _ids(job: sealed.Fields, key: str) -> list[str]:
+def job_ids(job: sealed.Fields, key: str) -> list[str]:
+    """Returns the ids of segments that a job names."""
     # a record of version 0.1 has none
     return [identity for identity in job.optional(key, job.texts) or () if names.ID.fullmatch(identity)]

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from simckpt.errors import ConflictError, DamagedError, FormatError, StoreError
-from simckpt.storage import claims, digests, durable, index, marks, names, quarantine, reader, sealed
+from simckpt.storage import archived, claims, digests, durable, index, marks, names, quarantine, reader, sealed
 from simckpt.storage import records as record_types
 from simckpt.storage.records import StoreRecord, TombstoneRecord
 from simckpt.storage.run_records import RunRecord
@@ -163,11 +163,22 @@ class StoreRepairing(StorePruning):
                 raise DamagedError(f"{path}: these are not the bytes that {COMMIT_FILE} vouches for", path=path)
             self._rewrite(str(path.relative_to(self.path)), data)
 
-    def rewrite_store(self) -> StoreRecord:
-        """Puts a record with a new id in the place of a damaged `store.json`; raises StorageError."""
-        record = StoreRecord(names.random_id(), self._clock())
+    def rewrite_store(self, id: str | None = None) -> None:
+        """Puts a record in the place of `store.json`, which goes into quarantine.
+
+        Args:
+            id: of the store; if None the one that the record of its archive has, else a new one.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        record = StoreRecord(id or archived.store_of(self.path) or names.random_id(), self._clock())
         self._rewrite(STORE_FILE, record.to_bytes())
-        return record
+        self.record = record
+
+    def has_other_record(self) -> bool:
+        """Returns whether a repair has put a record in the place of `store.json`, perhaps with another id."""
+        return any((self.path / quarantine.FOLDER).glob(f"{STORE_FILE}*"))
 
     def _rewrite(self, where: str, data: bytes) -> None:
         *folders, name = where.split("/")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simckpt.errors import (
@@ -63,10 +63,11 @@ class StoreTiers(StorePruning):
         return archived.read_archive(self.path)
 
     def write_archive(self, record: ArchiveRecord) -> None:
-        """Keeps in mind where the archive is; raises StorageError if the disk refuses."""
+        """Keeps in mind where the archive is, and whose; raises StorageError if the disk refuses."""
         folder = durable.make_folders(self._disk, self.path, archived.ARCHIVE)
         with self._works.made() as made:
-            durable.write_record(self._disk, made / archived.ARCHIVE_FILE, record.to_bytes())
+            data = replace(record, store=self.id).to_bytes()
+            durable.write_record(self._disk, made / archived.ARCHIVE_FILE, data)
             durable.replace_file(self._disk, made / archived.ARCHIVE_FILE, folder / archived.ARCHIVE_FILE)
 
     def claim_archive(self) -> claims.Claim:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from simckpt.errors import CheckpointNotFoundError, DamagedError, StorageError, StoreError
-from simckpt.storage import archived, index, names, quarantine, reader, work
+from simckpt.storage import archived, index, names, quarantine, reader, segments, work
 from simckpt.storage.records import TombstoneRecord
 from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE, Stamp, StoreReader, stamp
 
@@ -41,11 +42,12 @@ class SegmentUse:
                     return None
                 used |= found
         # so that it can be put back by hand
-        return used | quarantine.segments_used(self._store.path)
+        return used | quarantine.segments_used(self._store.path) | _out_of_place(self._store.path)
 
     def _look_at(self, run: str) -> dict[int, frozenset[str] | None]:
         pruned = self._pruned_in(run)
         stamps, before = self._store.stamps(run, besides=pruned), self._found.get(run, {})
+        gap = self._gap(run, [*map(names.sequence_name, stamps), *pruned])
         fresh = [seq for seq, now in stamps.items() if seq not in before or before[seq][0] != now]
         found = {seq: entry for seq, entry in before.items() if seq in stamps}
         damaged: dict[int, StoreError] = {}
@@ -55,12 +57,26 @@ class SegmentUse:
                 pruned.add(names.sequence_name(record.seq))
             else:
                 found[record.seq] = stamps[record.seq], self._uses(run, record.seq) if record.segments else frozenset()
-        result = {seq: uses for seq, (_, uses) in found.items()}
+        result: dict[int, frozenset[str] | None] = {seq: uses for seq, (_, uses) in found.items()}
+        if gap is not None:
+            result[gap] = None  # its folder may be put back
         # what may be readable again later is not kept
         self._found[run] = {seq: entry for seq, entry in found.items() if entry[1] is not None}
         # what those need whose state is in the archive alone is there, too
         evicted = archived.evicted(self._store.path, run)
         return {**result, **dict.fromkeys(damaged, None), **dict.fromkeys(evicted & stamps.keys(), frozenset())}
+
+    def _gap(self, run: str, there: Collection[str]) -> int | None:
+        """Returns a commit number of a run whose folder is missing, or None; the numbers before the last are taken."""
+        if not there or int(max(there)) == len(there):
+            return None
+        known = set(there)
+        for seq in range(1, int(max(there))):
+            name = names.sequence_name(seq)
+            # a list made beside a save may have the newer of two folders alone
+            if name not in known and not os.path.lexists(self._store.path / "runs" / run / "checkpoints" / name):
+                return seq
+        return None
 
     def _pruned_in(self, run: str) -> set[str]:
         """Returns the names of the folders that hold a tombstone; none of a run that has taken another's place."""
@@ -138,6 +154,35 @@ def by_saves(root: Path, *, besides: Collection[Path] = ()) -> set[str] | None:
         except StoreError:
             return None
     return used
+
+
+_OWN = {segments.FOLDER, segments.TRASH, "tmp", quarantine.FOLDER, archived.ARCHIVE}
+
+
+def _out_of_place(root: Path) -> set[str]:
+    """Returns the ids of the segments that runs and checkpoints need whose folders have other names than theirs.
+
+    They may be put back: from `runs/<any name>`, or from any folder of the store, under any name as well.
+    """
+    used: set[str] = set()
+    others = [root / name for name in _folders(root) if name not in _OWN]
+    for run in (*others, *(folder / name for folder in others for name in _folders(folder))):
+        is_run = run.parent == root / "runs" and names.is_run_name(run.name)
+        for name in _folders(run / "checkpoints", besides=names.SEQUENCE if is_run else None):
+            used |= quarantine.uses(run / "checkpoints" / name)
+    return used
+
+
+def _folders(path: Path, *, besides: re.Pattern[str] | None = None) -> list[str]:
+    """Returns the names of the folders in one; none of what is missing, a symbolic link or another user's."""
+    try:
+        found = [] if path.is_symlink() else os.listdir(path)  # noqa: PTH208 a run has very many
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    except OSError as error:
+        raise StorageError(f"{path} cannot be listed: {error.strerror}") from error
+    others = [name for name in found if besides is None or not besides.fullmatch(name)]
+    return [name for name in others if (path / name).is_dir() and not (path / name).is_symlink()]
 
 
 def _runs(root: Path) -> set[str]:

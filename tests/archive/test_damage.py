@@ -5,6 +5,7 @@ import shutil
 import pytest
 import training
 from archive_helpers import RUN, archive, assert_restores, filled, kept_aside
+from maintenance_helpers import PLAIN
 from storage_helpers import snapshot
 from typer.testing import CliRunner
 
@@ -12,6 +13,7 @@ import simckpt
 from simckpt.archive import naming
 from simckpt.cli import app
 from simckpt.errors import ArchiveDamagedError, ArchiveUnavailableError, DamagedError, DamageWarning
+from simckpt.maintenance.repair import repair
 from simckpt.storage import StoreFiles
 
 CHECKPOINT = f"runs/{RUN}/checkpoints/00000002"
@@ -206,14 +208,14 @@ def test_a_repair_leaves_alone_what_an_archive_out_of_reach_may_have(files, tmp_
             (tmp_path / "archive").mkdir()
     store = simckpt.Store(files.path)
     for dry_run in (True, False):
-        done = store.repair(dry_run=dry_run)
+        done = repair(files.path, scope=PLAIN, dry_run=dry_run)
         assert not done
         assert {action.text for action in done.actions} == {"is left alone"}
         assert all("the archive cannot be reached" in action.problem for action in done.actions)
         assert kept_aside(files) == damaged
     shutil.rmtree(tmp_path / "archive") if how == "emptied" else None
     away.rename(tmp_path / "archive") if how != "never named" else store.archive(tmp_path / "archive")
-    assert store.repair()
+    assert repair(files.path, scope=PLAIN)
     assert kept_aside(files) == originals
 
 

@@ -37,13 +37,14 @@ def train_run(run: simckpt.Run, *, until: int, trouble: str = "") -> None:
     loop = simckpt.LoopState(step=0, rows=np.zeros(4))
     save_when = simckpt.EverySteps(10) | simckpt.OnSignal()
     declared = Hyperparameters(from_args={"rate", "power"})
-    np.random.seed(1)
-    components = {"loop": loop, "rng": simckpt.RNGStreams()}
+    # the process's own streams are saved with torch's where it is loaded, and each fresh process would import it then
+    sampler = np.random.default_rng(1)
+    components = {"loop": loop, "sampler": sampler}
     with run.checkpointer(components, save_when=save_when, hyperparameters=declared) as checkpointer:
         checkpointer.restore_latest()
         note(run, loop.step)
         while loop.step < until:
-            loop.rows[...] += args["rate"] * np.random.uniform(size=4) ** args["power"]
+            loop.rows[...] += args["rate"] * sampler.uniform(size=4) ** args["power"]
             loop.step += 1
             if trouble == "is told" and loop.step == 12:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -122,7 +123,7 @@ def train_until_heard_of(store: str, run: str) -> None:
         loop = simckpt.LoopState(step=0, rows=np.zeros(4))
         declared = Hyperparameters(from_args={"rate", "power"})
         started.configure(ORIGIN)
-        components = {"loop": loop, "rng": simckpt.RNGStreams()}
+        components = {"loop": loop, "sampler": np.random.default_rng(1)}
         checkpointer = started.checkpointer(
             components, save_when=simckpt.EverySteps(1_000_000_000), hyperparameters=declared
         )

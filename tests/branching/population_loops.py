@@ -27,12 +27,13 @@ def make_origin(store: Path) -> simckpt.Checkpoint:
 
 def train(store: str, run: str, until_step: int) -> None:
     trouble = Path(store).parent / f"{run}.trouble"
-    np.random.seed(1)
+    # the process's own streams are saved with torch's where it is loaded, and each fresh process would import it then
+    sampler = np.random.default_rng(1)
     with simckpt.Store(store).start(run) as started:
         args = started.configure(HYPERPARAMETERS)
         loop = simckpt.LoopState(step=0, skill=0.0)
         with started.checkpointer(
-            {"loop": loop, "rng": simckpt.RNGStreams()},
+            {"loop": loop, "sampler": sampler},
             save_when=simckpt.EverySteps(10),
             keep=simckpt.KeepLast(1),
             background=None,
@@ -43,7 +44,7 @@ def train(store: str, run: str, until_step: int) -> None:
                 file.write(f"{run} {loop.step} {os.getpid()}\n")
             while loop.step < until_step:
                 loop.step += 1
-                loop.skill += args["rate"] * np.random.uniform()
+                loop.skill += args["rate"] * sampler.uniform()
                 if loop.step < until_step:
                     # noise in passing, which no decision may rest on
                     checkpointer.step(loop.step, {"eval/passing": -loop.skill})

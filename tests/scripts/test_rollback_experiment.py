@@ -56,15 +56,14 @@ def test_best_counts_abandoned_evaluations_and_final_does_not(experiment) -> Non
     assert experiment.summary(run) == {"best": 9.0, "final": 5.0, "last five": 3.0, "rollbacks": 1, "abandoned": 10}
 
 
-def test_trains_every_run_and_does_not_train_it_again(tmp_path: Path) -> None:
+def test_trains_every_run_and_does_not_train_it_again(experiment, tmp_path: Path, monkeypatch, capsys) -> None:
     store, kept = tmp_path / "store", tmp_path / "results.json"
-    command = [sys.executable, SCRIPTS / "rollback_experiment.py", "--store", store, "--seeds", "3"]
+    flags = ["--store", str(store), "--seeds", "3", "--results", str(kept), *TINY.split()]
+    monkeypatch.setattr(sys, "argv", ["rollback_experiment.py", *flags])
     printed = []
     for _ in range(2):
-        done = subprocess.run(
-            [*command, "--results", kept, *TINY.split()], capture_output=True, text=True, check=True, cwd=tmp_path
-        )
-        printed.append(done.stdout)
+        experiment.main()
+        printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
     assert {run.name: len(run.checkpoints()) for run in simckpt.Store(store).runs()} == {
         "without-rollback-3": 4,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import simckpt
+from simckpt.policies import KeepRows, RollbackPolicy
 
 
 def run_loop(
@@ -234,3 +235,94 @@ def keeps_a_large_state(store: simckpt.Store) -> None:
         loop.rows[loop.step :] += 1.0
 
     run_loop(store, update, loop=simckpt.LoopState(step=0, rows=np.zeros(1 << 20)))
+
+
+def goes_back(
+    store: simckpt.Store,
+    *,
+    until: int,
+    policy: RollbackPolicy | None,
+    learning_rate: float = 0.05,
+    in_place: bool = False,
+) -> None:
+    """Has a policy for rollbacks; its returns rise, and fall after step 120 if the learning rate is 0.1 or more."""
+    with store.start("a") as run:
+        defaults = {"learning_rate": learning_rate, "gamma": 0.99}
+        args = run.configure(defaults, defaults=defaults)
+        weights, sampler, loop = np.ones(3), np.random.default_rng(1), simckpt.LoopState(step=0)
+        checkpointer = run.checkpointer(
+            {"weights": weights, "sampler": sampler, "loop": loop},
+            save_when=simckpt.EverySteps(20),
+            hyperparameters=simckpt.Hyperparameters(from_args={"learning_rate", "gamma"}),
+            rollback=policy,
+            in_place=in_place,
+        )
+        with checkpointer:
+            checkpointer.restore_latest()
+            while loop.step < until:
+                weights[...] = args["gamma"] * weights + args["learning_rate"] * sampler.normal(size=3)
+                loop.step += 1
+                level = 0 if loop.step > 120 and args["learning_rate"] >= 0.1 else min(loop.step, 100)
+                returns = level + np.random.default_rng(loop.step).normal(size=20)
+                checkpointer.step(loop.step, {"eval/return": returns} if loop.step % 10 == 0 else {})
+
+
+def counts_in_a_variable(store: simckpt.Store) -> None:
+    """Rolls back in place, and forgets that a variable of its own is state."""
+    bias, loop = np.zeros(1), simckpt.LoopState(step=0)
+    with store.start("run") as run:
+        checkpointer = run.checkpointer(
+            {"bias": bias, "loop": loop},
+            save_when=simckpt.EverySteps(9),
+            rollback=RollbackPolicy("eval/return"),
+            in_place=True,
+        )
+        with checkpointer:
+            checkpointer.restore_latest()
+            seen = loop.step
+            while loop.step < 12:
+                loop.step += 1
+                seen += 1
+                bias += seen
+                checkpointer.step(loop.step, {"eval/return": 0.0})
+
+
+def draws_unseeded(store: simckpt.Store) -> None:
+    loop = simckpt.LoopState(step=0, noise=0.0)
+    rng = np.random.default_rng()
+    with store.start("run") as run:
+        checkpointer = run.checkpointer(
+            {"loop": loop}, save_when=simckpt.EverySteps(9), rollback=RollbackPolicy("eval/return")
+        )
+        with checkpointer:
+            checkpointer.restore_latest()
+            while loop.step < 8:
+                loop.step += 1
+                loop.noise = float(rng.random())
+                checkpointer.step(loop.step)
+
+
+class Space:
+    shape, dtype = (3,), np.dtype("float32")
+
+
+def keeps_rows(store: simckpt.Store, *, in_place: bool = False, forgets: bool = False) -> None:
+    """Fills a replay buffer, from which it learns, and keeps its rows when it goes back."""
+    buffer = simckpt.ReplayBuffer(20, Space(), Space(), num_envs=1, seed=1)
+    loop, counted = simckpt.LoopState(step=0, total=0.0), 0
+    with store.start("run") as run:
+        checkpointer = run.checkpointer(
+            {"replay": buffer, "loop": loop},
+            save_when=simckpt.EverySteps(9),
+            rollback=RollbackPolicy("eval/return", changes=KeepRows("replay")),
+            in_place=in_place,
+        )
+        with checkpointer:
+            checkpointer.restore_latest()
+            while loop.step < 12:
+                loop.step += 1
+                counted += 1
+                row = np.full((1, 3), counted if forgets else loop.step, "float32")
+                buffer.add(row, row, row[:, 0], np.array([False]), np.array([False]), row)
+                loop.total += float(buffer.sample(8)[0].sum())
+                checkpointer.step(loop.step)
