@@ -34,9 +34,14 @@ class Outcome:
     foreign: list[str] = field(default_factory=list)
 
     @property
+    def wrong(self) -> list[str]:
+        """What was not as it must be."""
+        return [*self.taken, *self.faults, *self.foreign]
+
+    @property
     def let_through(self) -> int:
         """How many of them did something that they must not."""
-        return len({each.partition(" | ")[0] for each in (*self.taken, *self.faults, *self.foreign)})
+        return len({each.partition(" | ")[0] for each in self.wrong})
 
 
 @dataclass
@@ -185,19 +190,13 @@ def _run(program: str, root: Path, job: dict[str, object], tracer: Sequence[str]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def hostile_files(root: Path) -> tuple[int, int]:
-    """Returns (hostile files tried, how many of them were let through)."""
-    outcome = run_corpus(root)
-    return outcome.tried, outcome.let_through
-
-
-def mutants(root: Path, *, plain: int = 6000, resealed: int = 4000, seed: int = 0) -> tuple[int, int]:
-    """Returns (mutants tried, crashes or wrong restores)."""
+def mutants(root: Path, *, plain: int = 6000, resealed: int = 4000, seed: int = 0) -> list[MutantOutcome]:
+    """Returns what became of mutants with their old digests, and of those that are sealed anew."""
     outcomes = []
     for name, count in (("plain", plain), ("resealed", resealed)):
         (root / name).mkdir(parents=True)
         outcomes.append(run_mutants(root / name, count, seed=seed, resealed=name == "resealed"))
-    return sum(each.tried for each in outcomes), sum(len(each.faults) + len(each.foreign) for each in outcomes)
+    return outcomes
 
 
 def broken_variants(root: Path) -> dict[str, bool]:

@@ -9,18 +9,28 @@ from reliability import Line, Progress, folder
 def run(scale: float, progress: Progress) -> list[Line]:
     progress("hostile files")
     with folder() as base:
-        tried, through = hostile_suite.hostile_files(base / "corpus")
+        (base / "corpus").mkdir()
+        corpus = hostile_suite.run_corpus(base / "corpus")
         progress("mutants of good files")
         plain, resealed = round(6000 * scale), round(4000 * scale)
-        mutants, wrong = hostile_suite.mutants(base / "mutants", plain=plain, resealed=resealed)
+        outcomes = hostile_suite.mutants(base / "mutants", plain=plain, resealed=resealed)
         broken = hostile_suite.broken_variants(base / "broken")
+    wrong = [each for outcome in outcomes for each in (*outcome.faults, *outcome.foreign)]
     return [
         Line(
             "hostile files",
-            tried,
-            through,
+            corpus.tried,
+            corpus.let_through,
             "kinds",
             {f"check of {name} left out": seen for name, seen in broken.items()},
+            tuple(corpus.wrong[:20]),
         ),
-        Line("mutants of good files", mutants, wrong, f"{plain:,} with their old digests, {resealed:,} sealed anew"),
+        Line(
+            "mutants of good files",
+            sum(outcome.tried for outcome in outcomes),
+            len(wrong),
+            f"{plain:,} with their old digests, {resealed:,} sealed anew",
+            {},
+            tuple(wrong[:20]),
+        ),
     ]
