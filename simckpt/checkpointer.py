@@ -285,7 +285,7 @@ class Checkpointer:
             step: the step the loop has reached; must not go back [env steps].
             metrics: {name: number}, kept with the checkpoint; at most 2 KB as JSON in all. None is no value yet. A 1-D
                 sequence holds a value for each episode of an evaluation: its mean is the metric, and the values become
-                part of the history that the run keeps.
+                part of the history that the run keeps. The same list, unchanged, at a later step is no new evaluation.
 
         Raises:
             ConfigurationError: the arguments make no sense, the run was closed or has another checkpointer by now, or
@@ -376,7 +376,8 @@ class Checkpointer:
         Returns the metrics, and whether there is a new evaluation for the rollback policy.
         """
         step = checked_step(step)
-        known, episodes = checked_metrics(metrics)
+        known, given = checked_metrics(metrics)
+        episodes = self._decisions.new_ones(metrics, given)
         if not self._claim.held:
             raise ConfigurationError(f"run {self._run.name!r} was closed{self._closed_by}: start it again to go on")
         if self._run.writer is not self:
@@ -399,7 +400,7 @@ class Checkpointer:
         self._claim.beat()
         # without a policy the episodes are kept all the same, for curves and for a policy that comes later
         metric = self._rollbacks.policy.metric if self._rollbacks is not None else None
-        if metric in known and metric not in episodes:
+        if metric in known and metric not in given:
             episodes[metric] = (known[metric],)
         whole = {name: values for name, values in episodes.items() if all(map(isfinite, values))}
         self._decisions.note(step, whole)

@@ -37,6 +37,21 @@ class Decisions:
         self.memory: dict[str, float] = {}
         self.evaluations: dict[str, list[Evaluation]] = {}
         self.rollbacks: list[dict[str, Any]] = []
+        self._given: dict[str, tuple[Any, tuple[float, ...]]] = {}  # no state: what this process handed in last
+
+    def new_ones(self, metrics: Any, returns: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+        """Returns those evaluations that were not handed in before, as by a loop that keeps its dict of metrics.
+
+        Equal returns alone tell nothing: a policy that has collapsed may get the same ones each time. So what counts is
+        whether it is the same list or array, with the same values in it.
+        """
+        given = {name: (metrics[name], values) for name, values in returns.items()}
+        before, self._given = self._given, {**self._given, **given}
+        return {
+            name: values
+            for name, (held, values) in given.items()
+            if not (name in before and before[name][0] is held and before[name][1] == values)
+        }
 
     def note(self, step: int, returns: Mapping[str, Sequence[float]]) -> None:
         """Adds evaluations of this step; one that is there already is replaced.

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from simckpt.errors import HalfRestoredError, RolledBack, UpkeepWarning
 from simckpt.policies import Evaluation, KeepRows, Reseed, RollbackDecision, RollbackPolicy, Scale
+from simckpt.presentation import printable
 from simckpt.suggest import nearest
 
 FEW = 4  # [episodes] of an evaluation; with fewer the first test is late
@@ -108,7 +109,7 @@ class Notices:
             f"run {self._run!r} went back from step {step} to step {target_step} (level {decision.level}, "
             f"{decision.changes!r}): {decision.reason}"
         )
-        _log.warning("%s", message)
+        _log.warning("%s", printable(message))
         return RolledBack(
             message, run=self._run, step=step, target_step=target_step, level=decision.level, reason=decision.reason
         )

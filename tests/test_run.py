@@ -1,5 +1,6 @@
 import argparse
 import dataclasses
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -221,3 +222,11 @@ def test_leaves_and_components_are_read_by_path(tmp_path) -> None:
     assert set(checkpoint.components()) == {"counter", "checkpointer"}
     with pytest.raises(LeafNotFoundError, match="counter/values"):
         checkpoint["counter/value"]
+
+
+def test_a_store_is_the_path_of_itself(tmp_path) -> None:
+    with simckpt.Store(tmp_path / "s").start("a"):
+        pass
+    store = simckpt.Store(tmp_path / "s")
+    assert simckpt.Store(store).files.id == store.files.id
+    assert Path(store) == tmp_path / "s"
