@@ -143,20 +143,27 @@ if __name__ == "__main__":
     ids=["a kill", "Ctrl-C"],
 )
 def test_an_interrupted_fan_out_started_again_runs_only_what_is_missing(
-    origin: simckpt.Checkpoint, store: Path, number: signal.Signals, kind: str, mark: str, stopped_at: int
+    origin: simckpt.Checkpoint,
+    store: Path,
+    number: signal.Signals,
+    kind: str,
+    mark: str,
+    stopped_at: int,
+    request: pytest.FixtureRequest,
 ) -> None:
     # the second and the last never end: the first and the third are complete when both of them run
     trouble(store, same=kind, last=kind)
     script = store.parent / "driver.py"
     script.write_text(DRIVER)
     driver = subprocess.Popen([sys.executable, str(script), str(store), *sys.path], stderr=subprocess.PIPE, text=True)
+    request.addfinalizer(driver.kill)  # what a failed test leaves running would disturb others
     opened = simckpt.Store(store)
 
     def both_are_in_trouble() -> bool:
         assert driver.poll() is None
         return all((store.parent / f"{name}.{mark}").exists() for name in ("same", "last"))
 
-    until(both_are_in_trouble)
+    until(both_are_in_trouble, seconds=240)  # five interpreters start until then, on a loaded machine perhaps
     driver.send_signal(number)
     _, errors = driver.communicate()
     if number == signal.SIGINT:

@@ -252,7 +252,7 @@ def test_a_killed_process_fails_its_member_alone_and_is_started_once_more(store:
     assert [step for name, step in loops.trained(store) if name == "pbt-00"] == [0, 10]
 
 
-def test_interrupted_by_hand_the_members_end_and_go_on_later(store: Path) -> None:
+def test_interrupted_by_hand_the_members_end_and_go_on_later(store: Path, request: pytest.FixtureRequest) -> None:
     (store.parent / "pbt-01.trouble").write_text("waits")
     code = f"""
 import sys; sys.path += [{str(Path(__file__).parent)!r}]
@@ -265,7 +265,8 @@ if __name__ == "__main__":
     script = store.parent / "script.py"
     script.write_text(code)
     program = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE)
-    until(lambda: any(name == "pbt-01" for name, _ in loops.trained(store)))
+    request.addfinalizer(program.kill)  # what a failed test leaves running would disturb others
+    until(lambda: any(name == "pbt-01" for name, _ in loops.trained(store)), seconds=240)
     program.send_signal(signal.SIGINT)
     _, stderr = program.communicate(timeout=120)
     assert b"KeyboardInterrupt" in stderr

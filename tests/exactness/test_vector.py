@@ -1,5 +1,9 @@
 """Vector envs: in one process and in workers, in every autoreset mode, with wrappers inside and outside."""
 
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from simckpt.errors import UnsupportedStateError
@@ -20,28 +24,38 @@ def equal_twins(vectorization: str, *ids: str) -> bool:
     return vectorization == "sync" or "simckpt/GlobalRandom-v0" not in ids
 
 
+def squared(*axes: Sequence[Any]) -> list[Any]:
+    """Returns all combinations of three values each of three axes; all but a Latin square of them are slow.
+
+    In the square every two values of two axes meet once.
+    """
+    return [
+        pytest.param(*values, marks=[] if sum(places) % 3 == 0 else pytest.mark.slow)
+        for places, values in (
+            zip(*combination, strict=True) for combination in itertools.product(*(enumerate(axis) for axis in axes))
+        )
+    ]
+
+
 by_vectorization = pytest.mark.parametrize("vectorization", VECTORIZATIONS)
 by_autoreset = pytest.mark.parametrize("autoreset", AUTORESET_MODES)
 by_wrapping = pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
 
 
 @pytest.mark.parametrize(
-    ("env_id", "wrapped"),
-    [("Ant-v5", False), ("Ant-v5", True), ("Walker2d-v5", True)],
-    ids=["Ant-plain", "Ant-wrapped", "Walker2d-wrapped"],
+    ("vectorization", "autoreset", "env"),
+    squared(VECTORIZATIONS, AUTORESET_MODES, ["Ant-v5 wrapped", "Ant-v5", "Walker2d-v5 wrapped"]),
 )
-@by_autoreset
-@by_vectorization
-def test_vector_env_goes_on_exactly(
-    suite: Suite, env_id: str, vectorization: str, autoreset: str, wrapped: bool
-) -> None:
+def test_vector_env_goes_on_exactly(suite: Suite, vectorization: str, autoreset: str, env: str) -> None:
+    env_id, _, wrapping = env.partition(" ")
+    wrapped = bool(wrapping)
     settings = {"vectorization": vectorization, "autoreset": autoreset, "chain": wrapped, "outside": wrapped}
     suite.assert_exact(case(env_id, **settings))
 
 
-@pytest.mark.parametrize("moment", ["fresh", "reset", "terminal"])
-@by_autoreset
-@by_vectorization
+@pytest.mark.parametrize(
+    ("vectorization", "autoreset", "moment"), squared(VECTORIZATIONS, AUTORESET_MODES, ["fresh", "reset", "terminal"])
+)
 def test_moment_of_the_snapshot_does_not_matter(suite: Suite, vectorization: str, autoreset: str, moment: str) -> None:
     settings = {"vectorization": vectorization, "autoreset": autoreset, "moment": moment}
     suite.assert_exact(case("Ant-v5", outside=True, **settings))
@@ -53,9 +67,17 @@ def test_other_envs_go_on_exactly(suite: Suite, env_id: str, vectorization: str)
     suite.assert_exact(case(env_id, vectorization=vectorization, outside=True))
 
 
-@by_vectorization
+# what workers send is the same with pipes: there a few kinds are enough, and `make test-slow` has all
+PIPED = ("simckpt/DictSpace-v0", "simckpt/HiddenPython-v0", "simckpt/Image-v0", "simckpt/OwnStateDict-v0")
+
+
 @pytest.mark.parametrize(
-    "env_id", sorted(set(CAPTURABLE) - {"simckpt/ControlCallback-v0", "simckpt/ControlClosure-v0"})
+    ("env_id", "vectorization"),
+    [
+        pytest.param(env_id, name, marks=[] if name != "async_pipes" or env_id in PIPED else pytest.mark.slow)
+        for env_id in sorted(set(CAPTURABLE) - {"simckpt/ControlCallback-v0", "simckpt/ControlClosure-v0"})
+        for name in VECTORIZATIONS
+    ],
 )
 def test_envs_with_hidden_state_go_on_exactly(suite: Suite, env_id: str, vectorization: str) -> None:
     # forked workers would inherit the parent's OpenGL without its threads, and wait for them for ever

@@ -300,7 +300,9 @@ def end_at_evaluation(process: subprocess.Popen[str], step: int, number: signal.
     return process.wait()
 
 
-def test_a_run_that_was_killed_and_asked_to_end_in_evaluations_equals_the_undisturbed_one(tmp_path, start) -> None:
+def test_a_run_that_was_killed_and_asked_to_end_in_evaluations_equals_the_undisturbed_one(
+    tmp_path, start, capsys
+) -> None:
     assert end_at_evaluation(start(tmp_path, "run"), 80, signal.SIGKILL) == -signal.SIGKILL
     run = simckpt.Store(tmp_path).run("run")
     # the save of step 60 goes on in the background
@@ -310,7 +312,6 @@ def test_a_run_that_was_killed_and_asked_to_end_in_evaluations_equals_the_undist
     assert end_at_evaluation(start(tmp_path, "run"), 160, signal.SIGTERM) == simckpt.EXIT_REQUEUE
     assert (run.latest().step, "eval/return" in run.latest().metrics) == (160, False)
 
-    undisturbed = start(tmp_path, "undisturbed")
     output, _ = start(tmp_path, "run").communicate()
     assert output.splitlines()[-1] == "complete step=240"
     assert [line for line in output.splitlines() if line.startswith("evaluating")] == [
@@ -318,7 +319,9 @@ def test_a_run_that_was_killed_and_asked_to_end_in_evaluations_equals_the_undist
         "evaluating at step=240",
     ]
     results = [line for line in output.splitlines() if line.startswith("eval ")]
-    assert results == [line for line in undisturbed.communicate()[0].splitlines() if line.startswith("eval ")][1:]
+    train_here(SLOW, tmp_path, "undisturbed")
+    undisturbed = capsys.readouterr().out.splitlines()
+    assert results == [line for line in undisturbed if line.startswith("eval ")][1:]
     pairs = list(
         zip(*(simckpt.Store(tmp_path).run(name).checkpoints() for name in ("run", "undisturbed")), strict=True)
     )

@@ -24,6 +24,8 @@ def has_ended(pid: int, timeout: float) -> bool:
         os.close(descriptor)
 
 
+# that a sound loop with torch and envs passes is seen in test_train_sac.py, too; each takes four processes with torch
+@pytest.mark.slow
 def test_a_sound_loop_passes_without_warnings() -> None:
     report = assert_exact_resume(loops.sound, at_steps=[30])
     assert report.steps == (10, 20, 30, 40, 50, 60)
