@@ -29,7 +29,7 @@ from simckpt.errors import (
     UpkeepWarning,
 )
 from simckpt.loop_end import LoopEnd
-from simckpt.maintenance.fallback import FALL_BACK, Search
+from simckpt.maintenance.fallback import AWAY, FALL_BACK, Search
 from simckpt.policies import KeepAll, KeepPolicy, Moment, RollbackDecision, RollbackPolicy, SavePolicy
 from simckpt.resuming import adjustment_of
 from simckpt.rollback import Rollbacks
@@ -209,19 +209,18 @@ class Checkpointer:
         another value, the hyperparameters that were changed are set and found to be in force; at later starts the state
         has them already. The next calls of `step` make sure that they still are.
 
-        If the newest checkpoint is damaged, the run goes on from the newest of its ancestors that comes back whole; the
-        next save has that one as its parent, and what was damaged is left behind. Hyperparameters that only a rollback
-        among the damaged ones had changed are what they were before: read them from `hyperparameters`.
+        If the newest checkpoint is damaged, and in no archive, the run goes on from its newest ancestor that is whole.
+        What only a rollback among the damaged ones had changed is then as before: read it from `hyperparameters`.
 
         Args:
-            damaged: "fall back" to an older checkpoint, or "raise".
+            damaged: "fall back"; "fall back anyway", also if an archive out of reach has the newest whole; or "raise".
 
         Raises:
             StateMismatchError: names, keys or shapes differ from the checkpoint's; nothing was touched.
             OverrideNotAppliedError: a changed hyperparameter is not in force; everything was put back.
             RestoreError: a component failed halfway; everything was put back.
-            DamagedError: the files of all checkpoints are damaged, or with "raise" those of the newest; nothing was
-                touched.
+            DamagedError: all checkpoints are damaged, or with "raise" the newest; nothing was touched.
+            ArchiveUnavailableError, ArchiveNotNamedError: the archive that has it is out of reach; nothing was touched.
             HalfRestoredError: a component failed halfway and could not be put back.
 
         Warns:
@@ -234,7 +233,7 @@ class Checkpointer:
         while (checkpoint := search.next()) is not None:
             try:
                 self._restore(checkpoint)
-            except (DamagedError, FormatError) as error:
+            except (DamagedError, FormatError, *AWAY) as error:
                 search.pass_over(checkpoint, error)
                 continue
             search.tell(checkpoint)

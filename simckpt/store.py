@@ -50,7 +50,7 @@ class Store:
     ```
 
     Args:
-        path: the store's folder.
+        path: the store's folder, or a store.
 
     Raises:
         NotAStoreError: the path exists and is neither a store nor an empty folder.
@@ -67,6 +67,10 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store {str(self.path)!r}>"
+
+    def __fspath__(self) -> str:
+        # so that Store(store) is the same store, in functions that get a path from fan_out and a store from others
+        return str(self.path)
 
     @property
     def files(self) -> StoreFiles:
@@ -336,14 +340,16 @@ class Store:
 
         return repair(self.files.path, scope=Scope(quick), dry_run=dry_run)
 
-    def push(self, run: str, url: str | os.PathLike[str]) -> list[Transfer]:
+    def push(self, run: str, url: str | os.PathLike[str], *, verify: bool = False) -> list[Transfer]:
         """Brings a run, with those it was branched from, to a place from which other machines `pull` it.
 
-        What that place has already is not brought again, and nothing there is replaced or removed.
+        What that place has already is not brought again, unless it is gone or cut there; nothing good is replaced or
+        removed.
 
         Args:
             run: the run's name.
             url: of the place, as for `archive`; not the archive of another store.
+            verify: read all of it back as well, and write again what is damaged there.
 
         Returns:
             What was brought of each run.
@@ -353,11 +359,11 @@ class Store:
             ConflictError: both sides have written to the run since they parted, or it is another run; nothing was
                 changed.
             DamagedError: a checkpoint is damaged here; those before it were brought.
-            ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or is damaged.
+            ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or does not keep what it gets.
         """
         from simckpt.archive.transfer import push
 
-        return push(self.files, run, url)
+        return push(self.files, run, url, verify=verify)
 
     def pull(self, url: str | os.PathLike[str], run: str | None = None) -> list[Transfer]:
         """Brings a run that was pushed or archived, with those it was branched from, into this store; all if None.
@@ -369,7 +375,8 @@ class Store:
             RunLockedError: a process is writing the run here.
             ConflictError: both sides have written to the run since they parted, or it is another run; nothing was
                 changed.
-            ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or is damaged.
+            ArchiveUnavailableError: the place cannot be reached.
+            ArchiveDamagedError: some of what is there is damaged or gone; all else was brought.
             StorageError: the disk refused.
         """
         from simckpt.archive.transfer import pull

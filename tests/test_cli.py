@@ -434,13 +434,18 @@ def test_compact_shows_what_it_would_free_and_then_frees_it(path) -> None:
     orphan = path / "segments" / f"{'5' * 32}.h5"
     orphan.parent.mkdir(exist_ok=True)
     orphan.write_bytes(b"12345")
-    code, output, _ = call("compact", path, "--dry-run")
+    code, output, _ = call("compact", path, "--dry-run", "--unknown")
     assert code == 0
     assert "5" * 32 in output
     assert "would free 5 B" in output
-    assert orphan.exists()
+    nothing = {"work": [], "segments": [], "checkpoints": [], "nbytes": 0, "unknown": [], "unknown_nbytes": 0}
     code, output, _ = call("compact", path, "--json")
-    assert (code, json.loads(output)) == (0, {"work": [], "segments": ["5" * 32], "checkpoints": [], "nbytes": 5})
+    assert (code, json.loads(output)) == (0, {**nothing, "unknown": ["5" * 32], "unknown_nbytes": 5})
+    code, output, _ = call("compact", path)
+    assert (code, "freed 0 B" in output, "1 segment, 5 B, stays" in output) == (0, True, True)
+    assert orphan.exists()
+    code, output, _ = call("compact", path, "--json", "--unknown")
+    assert (code, json.loads(output)) == (0, {**nothing, "segments": ["5" * 32], "nbytes": 5})
     assert not orphan.exists()
     assert call("compact", path)[:2] == (0, "freed 0 B\n")
 

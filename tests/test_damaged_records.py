@@ -1,8 +1,10 @@
 """What stays in reach when single records of a run are damaged."""
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from examples import Counter
 from typer.testing import CliRunner
@@ -132,6 +134,38 @@ def test_starting_a_run_whose_record_is_damaged_says_how_it_is_repaired(store: s
     store.repair()
     with store.start("a") as run:
         assert run.latest().step == 30
+
+
+def test_a_run_whose_checkpoints_are_missing_is_not_trained_from_the_beginning(store: simckpt.Store) -> None:
+    folder = store.path / "runs/a/checkpoints"
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(DamagedError, match="put it back"):
+        simckpt.Store(store.path).start("a")
+    folder.with_name("away").rename(folder)
+    with simckpt.Store(store.path).start("a") as run:
+        assert run.latest().step == 30
+
+
+def test_a_store_whose_runs_are_missing_does_not_begin_anew(tmp_path: Path) -> None:
+    large = np.arange(200_000.0)  # which goes into a segment once it has not changed
+    with simckpt.Store(tmp_path / "store").start("a") as run:
+        keeper = run.checkpointer({"loop": simckpt.LoopState(large=large)}, save_when=simckpt.EverySteps(1))
+        for step in (1, 2, 3):
+            keeper.save(step)
+    runs = tmp_path / "store" / "runs"
+    assert list((runs.parent / "segments").iterdir())
+    runs.rename(tmp_path / "away")
+    for name in ("a", "b"):
+        with pytest.raises(DamagedError, match="put it back"):
+            simckpt.Store(tmp_path / "store").start(name)
+    assert not runs.exists()
+    (tmp_path / "away").rename(runs)
+    with simckpt.Store(tmp_path / "store").start("a") as run:
+        assert run.latest().step == 3
+    shutil.rmtree(runs)
+    simckpt.Store(tmp_path / "store").compact(unknown=True)
+    with simckpt.Store(tmp_path / "store").start("a") as run:
+        assert run.checkpoints() == []
 
 
 def test_the_commands_show_and_export_what_is_whole(store: simckpt.Store, tmp_path: Path) -> None:

@@ -134,14 +134,15 @@ class Archive:
         found = []
         for run in self._files.runs():
             evicted = self._files.evicted(run)
-            pruned = [each for each in self._files.records(run, damaged={}, only=evicted) if isinstance(each, TombstoneRecord)]
-            found += [(run, seq) for seq in sorted(evicted - {each.seq for each in pruned})]
+            records = self._files.records(run, damaged={}, only=evicted)
+            pruned = {record.seq for record in records if isinstance(record, TombstoneRecord)}
+            found += [(run, seq) for seq in sorted(evicted - pruned)]
         return found
 
     def _deed(self, objects: Objects, *, write: bool) -> Deed:
         """Returns whose the archive is, after a look whether it is this store's."""
         known = self._files.archive()
-        deed = contents.read_deed(objects)
+        deed = self._read_deed(objects, known)
         noted = self._noted(known)
         if self._new and write and known is not None and noted and (deed is None or deed.id not in noted):
             self._check_none_depends()
@@ -169,8 +170,26 @@ class Archive:
                 f"{self.url} is another archive of this store ({deed.id}) than the one it knows: name its place by "
                 f"Store.archive(url)"
             )
-        if (known.id, known.url) != (deed.id, self.url):
+        if (known.id, known.url, known.store) != (deed.id, self.url, deed.owner):
             self._files.write_archive(replace(known, id=deed.id, url=self.url))
+        return deed
+
+    def _read_deed(self, objects: Objects, known: ArchiveRecord | None) -> Deed | None:
+        """Returns whose the archive is, after its record was written again if it was lost there and is known here."""
+        damaged = None
+        try:
+            deed = contents.read_deed(objects)
+        except ArchiveDamagedError as error:
+            deed, damaged = None, error
+        if known is not None and known.id is not None:
+            # only an archive that was this store's has that id; a push may have written its record again, as nobody's
+            ours = contents.Deed(known.id, self._files.id)
+            if deed == contents.Deed(known.id, None) or (
+                deed is None and known.id in contents.ids_by_manifests(objects)
+            ):
+                return contents.rewrite_deed(objects, ours)
+        if damaged is not None:
+            raise damaged
         return deed
 
     def _check_none_depends(self) -> None:
@@ -314,7 +333,8 @@ def bring_back(files: StoreFiles, run: str, seq: int, error: DamagedError | None
         error: the damage, which says so if the archive cannot be reached.
 
     Raises:
-        ArchiveUnavailableError: it is evicted, and the archive cannot be reached.
+        ArchiveUnavailableError: the archive has it, and cannot be reached.
+        ArchiveNotNamedError: it is evicted, and the archive is not one that this user has named.
         ArchiveDamagedError: the archive has a copy that does not help.
     """
     try:
@@ -322,7 +342,7 @@ def bring_back(files: StoreFiles, run: str, seq: int, error: DamagedError | None
     except ArchiveUnavailableError as unreachable:
         told = f"commit {seq} of run {run!r} is not here" if error is None else str(error)
         told = f"{told}; its copy cannot be brought back: {unreachable}"
-        if error is None or seq in files.evicted(run):
+        if error is None or files.archived_file(run, seq).exists():
             raise ArchiveUnavailableError(told) from None
         error.args = (told, *error.args[1:])
         return False

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simckpt.archive.objects import Objects, lost
-from simckpt.errors import ConflictError, DamagedError, FormatError
+from simckpt.errors import ArchiveDamagedError, ConflictError, DamagedError, FormatError, UnsupportedFormatError
 from simckpt.storage import archived, names, sealed, segments
 from simckpt.storage.archived import ArchivedRecord, Copied
 from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord, parse_commit, parse_store
+from simckpt.storage.state_file import STATE_FILE
 from simckpt.storage.store_reader import COMMIT_FILE, STORE_FILE
 
 Record = CommitRecord | TombstoneRecord
+_RUN = re.compile(r"runs/([^/]+)/run\.json")
 _CHECKPOINT = re.compile(r"runs/([^/]+)/checkpoints/([0-9]{8})/commit\.json")
 _MANIFEST = re.compile(r"runs/([^/]+)/archived/([0-9]{8})\.json")
 _SEGMENT = re.compile(r"segments/([0-9a-f]{32})\.h5")
@@ -67,22 +70,60 @@ def read_deed(objects: Objects) -> Deed | None:
 def write_deed(objects: Objects, *, owner: str | None) -> Deed:
     """Returns whose an archive is, once it is somebody's; whoever comes first has it.
 
+    Where the record of a place that runs are pushed to is damaged or gone, it is written again.
+
     Raises:
+        ArchiveDamagedError: it is damaged, and what is there does not say what its id was.
         ConflictError: there are other things at that place.
         ConfigurationError: the object store cannot tell who comes first.
     """
-    deed = read_deed(objects)
+    damaged = None
+    try:
+        deed = read_deed(objects)
+    except ArchiveDamagedError as error:
+        deed, damaged = None, error
     if deed is not None:
         return deed
+    ids = ids_by_manifests(objects) if owner is None else set()
+    if len(ids) == 1:
+        return rewrite_deed(objects, Deed(ids.pop(), owner))
+    if damaged is not None:
+        raise damaged
     foreign = [name for name in objects.list() if not name.startswith("tmp/")]
     if foreign and STORE_FILE not in foreign:
         raise ConflictError(f"{objects.place} is not empty ({foreign[0]}) and no archive: give a place of its own")
     objects.check_exclusive()
-    record = StoreRecord(names.random_id(), time.time())
-    fields = {"id": record.id, "created": sealed.time_to_json(record.created), "archive_of": owner}
-    data = sealed.seal("store", {"requires": list(record.requires), **fields})
+    data = _deed_bytes(Deed(names.random_id(), owner))
     if objects.create(STORE_FILE, data) and objects.read(STORE_FILE) != data:
         objects.put(STORE_FILE, data)
+    return _read_again(objects)
+
+
+def ids_by_manifests(objects: Objects) -> set[str]:
+    """Returns the ids of an archive by its manifests, for where its record is damaged; none of a store's folder."""
+    there = Listing(objects.list())
+    found = set()
+    if not any(name.startswith(f"{archived.ARCHIVE}/") for name in there.sizes):
+        for run, seq in there.manifests():
+            with contextlib.suppress(ArchiveDamagedError):
+                record = read_manifest(objects, run, seq)
+                found |= set() if record is None else {record.archive}
+    return found
+
+
+def rewrite_deed(objects: Objects, deed: Deed) -> Deed:
+    """Returns whose an archive is, after its record was written again."""
+    objects.put(STORE_FILE, _deed_bytes(deed))
+    return _read_again(objects)
+
+
+def _deed_bytes(deed: Deed) -> bytes:
+    record = StoreRecord(deed.id, time.time())
+    fields = {"id": record.id, "created": sealed.time_to_json(record.created), "archive_of": deed.owner}
+    return sealed.seal("store", {"requires": list(record.requires), **fields})
+
+
+def _read_again(objects: Objects) -> Deed:
     found = read_deed(objects)
     if found is None:
         raise lost(objects.place, STORE_FILE, "is gone again right after it was written")
@@ -108,9 +149,15 @@ class Listing:
         found = [match for name in self.sizes if (match := _MANIFEST.fullmatch(name))]
         return sorted((match[1], int(match[2])) for match in found if run in (None, match[1]))
 
+    def checkpoints(self) -> list[tuple[str, int]]:
+        """Returns (run, number) of the commits that have a state there; what was pruned has none."""
+        found = [match for name in self.sizes if (match := _CHECKPOINT.fullmatch(name))]
+        there = [(match[1], int(match[2])) for match in found]
+        return [each for each in there if file_object(*each, STATE_FILE) in self.sizes]
+
     def runs(self) -> list[str]:
-        """Returns the names of the runs."""
-        found = {name.split("/")[1] for name in self.sizes if name.startswith("runs/") and name.endswith("/run.json")}
+        """Returns the names of the runs, also of those whose record is gone."""
+        found = {match[1] for name in self.sizes if (match := _RUN.fullmatch(name) or _CHECKPOINT.fullmatch(name))}
         return sorted(filter(names.is_run_name, found))
 
     def segments(self) -> set[str]:
@@ -123,9 +170,7 @@ class Listing:
 
     def holds(self, run: str, record: ArchivedRecord) -> bool:
         """Returns whether all that a record names is there, in its size."""
-        files = {file_object(run, record.seq, name): copied for name, copied in record.files.items()}
-        shared = {segment_object(identity): copied for identity, copied in record.segments.items()}
-        return all(self.has(name, copied) for name, copied in {**files, **shared}.items())
+        return all(self.has(name, copied) for name, copied in expected(record, run).items())
 
     def _numbers(self, pattern: re.Pattern[str], run: str) -> list[int]:
         found = [match for name in self.sizes if (match := pattern.fullmatch(name))]
@@ -140,7 +185,9 @@ def read_commit(objects: Objects, run: str, seq: int, *, run_id: str | None = No
         return None
     try:
         return parse_commit(data, f"{objects.place}/{name}", seq=seq, run_id=run_id), data
-    except DamagedError:
+    except UnsupportedFormatError:
+        raise
+    except (DamagedError, FormatError):
         raise lost(objects.place, name, "is damaged") from None
 
 
@@ -152,6 +199,8 @@ def read_manifest(objects: Objects, run: str, seq: int) -> ArchivedRecord | None
         return None
     try:
         return archived.parse_archived(data, f"{objects.place}/{name}", seq=seq)
+    except UnsupportedFormatError:
+        raise
     except (DamagedError, FormatError):
         raise lost(objects.place, name, "is damaged") from None
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from simckpt.archive import contents
 from simckpt.archive.objects import Objects, lost
 from simckpt.archive.uploading import describe
-from simckpt.errors import CheckpointNotFoundError, DamagedError, StoreError
-from simckpt.storage import StoreFiles, archived, segments
+from simckpt.errors import CheckpointNotFoundError, DamagedError, FormatError, StoreError
+from simckpt.storage import StoreFiles, archived, quarantine, segments
 from simckpt.storage.archived import ArchivedRecord, Copied
+from simckpt.storage.store_reader import COMMIT_FILE
 from simckpt.storage.store_tiers import Incoming
 
 
@@ -32,13 +34,9 @@ def fetch(objects: Objects, files: StoreFiles, run: str, seq: int) -> list[str]:
         StorageError: the disk refused.
     """
     record = _record(objects, files, run, seq)
-    if record is None:
-        raise CheckpointNotFoundError(f"checkpoint {seq} of run {run!r} is not in the archive {objects.place}")
     # announced before the look, so that no pruner frees what is here
     with files.incoming(run, uses=record.segments, made=record.segments) as incoming:
-        paths = files.files_of(run, seq)
-        wanted = [name for name, copied in record.files.items() if not is_here(paths[name], copied)]
-        gone = [each for each, copied in record.segments.items() if not is_here(files.segment_file(each), copied)]
+        wanted, gone = _missing(files, run, record)
         for identity in gone:
             name = segments.file_name(identity)
             download(objects, files, contents.segment_object(identity), incoming, name, record.segments[identity])
@@ -49,17 +47,47 @@ def fetch(objects: Objects, files: StoreFiles, run: str, seq: int) -> list[str]:
 
 
 def offered(objects: Objects, files: StoreFiles, run: str, seq: int) -> list[str]:
-    """Returns the names of the objects that an archive has of a checkpoint, in their sizes; none if one is missing."""
-    record, there = _record(objects, files, run, seq), contents.Listing(objects.list())
-    return list(contents.expected(record, run)) if record is not None and there.holds(run, record) else []
+    """Returns what `fetch` would, and raises as it does, after it has read these objects; changes nothing here."""
+    record = _record(objects, files, run, seq)
+    wanted, gone = _missing(files, run, record)
+    expected = {contents.segment_object(each): record.segments[each] for each in gone}
+    expected |= {contents.file_object(run, seq, name): record.files[name] for name in wanted}
+    for name, copied in expected.items():
+        # twice, as a download is tried
+        if all(objects.digest(name, copied.size) != copied for _ in range(2)):
+            raise lost(objects.place, name, "is gone, or not what was written there")
+    return [*map(segments.file_name, gone), *wanted]
 
 
-def _record(objects: Objects, files: StoreFiles, run: str, seq: int) -> ArchivedRecord | None:
-    with contextlib.suppress(DamagedError):
+def _missing(files: StoreFiles, run: str, record: ArchivedRecord) -> tuple[list[str], list[str]]:
+    """Returns the names of the files, and the ids of the segments, that a checkpoint lacks here or has damaged.
+
+    Raises:
+        StorageError: a folder that they belong into is a symbolic link: nothing is written behind it.
+    """
+    paths = files.files_of(run, record.seq)
+    for folder in (paths[COMMIT_FILE].parent, files.path / segments.FOLDER):
+        quarantine.check_inside(files.path, *folder.relative_to(files.path).parts)
+    wanted = [name for name, copied in record.files.items() if not is_here(paths[name], copied)]
+    return wanted, [each for each, copied in record.segments.items() if not is_here(files.segment_file(each), copied)]
+
+
+def _record(objects: Objects, files: StoreFiles, run: str, seq: int) -> ArchivedRecord:
+    identity = None
+    with contextlib.suppress(StoreError):
+        identity = files.commit_record(run, seq).id
+    found = _found(objects, files, run, seq, identity)
+    if found is None or identity not in (None, found.checkpoint):  # another one, of before both sides parted
+        raise CheckpointNotFoundError(f"checkpoint {seq} of run {run!r} is not in the archive {objects.place}")
+    return found
+
+
+def _found(objects: Objects, files: StoreFiles, run: str, seq: int, identity: str | None) -> ArchivedRecord | None:
+    with contextlib.suppress(DamagedError, FormatError):
         record = archived.read_archived(files.path, run, seq)
-        if record is not None:
+        if record is not None and identity in (None, record.checkpoint):
             return record
-    # of a copy that this store has not noted, or whose note is damaged: only if it is whole, which the commit says
+    # of a copy without a good note here: only if it is whole, which the commit says
     run_id = None
     with contextlib.suppress(StoreError):
         run_id = files.read_run(run).id
@@ -68,9 +96,10 @@ def _record(objects: Objects, files: StoreFiles, run: str, seq: int) -> Archived
 
 
 def is_here(path: Path, copied: Copied) -> bool:
-    """Returns whether a file is there, with the bytes that the archive has."""
+    """Returns whether a file is there, and no link to one, with the bytes that the archive has."""
     try:
-        return path.stat().st_size == copied.size and describe(path) == copied
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and status.st_size == copied.size and describe(path) == copied
     except OSError:
         return False
 

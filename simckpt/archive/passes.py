@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from simckpt.archive import contents
 from simckpt.archive.contents import Listing
-from simckpt.archive.objects import Objects
+from simckpt.archive.objects import Objects, lost
 from simckpt.archive.run_objects import mirror_metrics, remove_marks, upload_run
 from simckpt.archive.uploading import Uploads
 from simckpt.errors import (
@@ -137,13 +137,14 @@ class Pass:
             with self._problems(f"checkpoint {record.id} of run {name!r}"):
                 if isinstance(record, TombstoneRecord):
                     self._remove(name, record, known.get(record.seq))
-                elif record.seq in evicted:
+                elif record.seq in evicted or not self._files.files_of(name, record.seq)[STATE_FILE].exists():
                     self._look_after(name, record, known.get(record.seq))
                 else:
                     self._bring(name, record, known.get(record.seq))
 
     def _bring(self, run: str, record: CommitRecord, known: ArchivedRecord | None) -> None:
         if known is not None and known.checkpoint == record.id and self._listing.holds(run, known):
+            self._see_to_manifest(run, known)
             return
         with contextlib.suppress(CheckpointNotFoundError):  # pruned meanwhile: the next pass sees to it
             made = self._uploads.upload(run, record.seq)
@@ -158,10 +159,19 @@ class Pass:
             known = contents.read_manifest(self._objects, run, record.seq)
             if known is not None and (known.checkpoint, known.archive) == (record.id, self._archive):
                 self._files.write_archived(run, known)
-        if known is None or not self._listing.holds(run, known):
+        if known is not None and self._listing.holds(run, known):
+            self._see_to_manifest(run, known)
+        else:
             self.moved.problems.append(
                 f"checkpoint {record.id} of run {run!r}: its state is neither here nor whole in the archive"
             )
+
+    def _see_to_manifest(self, run: str, known: ArchivedRecord) -> None:
+        """Writes a manifest again that is gone from the archive, or cut: the record here has the same bytes."""
+        name, data = contents.manifest_object(run, known.seq), known.to_bytes()
+        if self._listing.sizes.get(name) != len(data):
+            self._objects.put(name, data)
+            self._listing.sizes[name] = len(data)
 
     def _evict(self, run: str) -> None:
         """Removes the state of what the policy does not keep here, and the archive has as this pass has seen."""
@@ -204,8 +214,11 @@ class Pass:
         """Removes a pruned checkpoint from the archive: its record becomes a tombstone, then the rest goes."""
         manifest = contents.manifest_object(run, record.seq)
         commit = contents.file_object(run, record.seq, "commit.json")
-        if self._files.in_quarantine(run, record.seq):
-            return  # not pruned, but damaged here: its copy is all that is left of it
+        if self._files.was_put_aside(run, record):
+            # not pruned, but damaged here: its copy is all that is left of it, and else its number is taken
+            if commit not in self._listing.sizes:
+                self._uploads.commit(run, record.seq)
+            return
         if manifest not in self._listing.sizes:
             if commit not in self._listing.sizes:
                 self._uploads.commit(run, record.seq)
@@ -231,14 +244,14 @@ class Pass:
         there = self._listing.segments()
         if not there:
             return
-        used: set[str] = set()
-        known: dict[str, dict[int, ArchivedRecord]] = {}
-        for run, seq in self._listing.manifests():
-            if run not in known:
-                known[run] = self._files.archived(run) if run in self._files.runs() else {}
-            record = known[run].get(seq) or contents.read_manifest(self._objects, run, seq)
-            if record is not None:
-                used |= record.segments.keys()
+        # a manifest may be gone from there, and a record from here
+        known = {(run, seq): each for run in self._files.runs() for seq, each in self._files.archived(run).items()}
+        used = {identity for record in known.values() for identity in record.segments}
+        for run, seq in {*self._listing.manifests(), *self._listing.checkpoints()} - known.keys():
+            record = contents.read_manifest(self._objects, run, seq)
+            if record is None:
+                raise lost(self._objects.place, contents.manifest_object(run, seq), "is gone")
+            used |= record.segments.keys()
         for identity in there - used:
             name = contents.segment_object(identity)
             self._objects.delete(name)

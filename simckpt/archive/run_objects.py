@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from simckpt.archive.contents import Listing
 from simckpt.archive.objects import Objects, lost
-from simckpt.errors import ConflictError, DamagedError
+from simckpt.errors import ConflictError, DamagedError, FormatError, StoreError, UnsupportedFormatError
 from simckpt.storage import StoreFiles
 from simckpt.storage.run_records import RunRecord, parse_run
 from simckpt.storage.store_reader import EVENTS_FILE, RUN_FILE
@@ -44,17 +45,20 @@ def check_run_there(objects: Objects, files: StoreFiles, run: str) -> None:
 def upload_run(objects: Objects, files: StoreFiles, run: str, listing: Listing) -> None:
     """Brings what is beside a run's commits into an archive, as far as the archive lacks it; removes nothing.
 
+    What is damaged here stays here, so that it does not take the place of what is good there.
+
     Raises:
         ConflictError: the archive has another run of that name.
         ArchiveUnavailableError: the archive cannot be reached.
     """
-    name, data = f"runs/{run}/{RUN_FILE}", files.small_file(run, RUN_FILE)
-    if objects.read(name) != data:
-        if not objects.create(name, data):
-            check_run_there(objects, files, run)
+    name, data = f"runs/{run}/{RUN_FILE}", files.good_small(run, RUN_FILE)
+    if data is not None:
         if objects.read(name) != data:
-            _put(objects, name, data)
-    listing.sizes[name] = len(data)
+            if not objects.create(name, data):
+                check_run_there(objects, files, run)
+            if objects.read(name) != data:
+                _put(objects, name, data)
+        listing.sizes[name] = len(data)
     _bring(objects, files, run, listing, lambda file: _METRICS.fullmatch(file) is None)
 
 
@@ -62,8 +66,11 @@ def _bring(objects: Objects, files: StoreFiles, run: str, listing: Listing, chos
     """Brings those of the small files that an archive lacks, or has in another size: the log grows, marks do not."""
     for file, size in files.small_files(run).items():
         name = f"runs/{run}/{file}"
-        if chosen(file) and listing.sizes.get(name) != size:
-            data = files.small_file(run, file)
+        there = listing.sizes.get(name)
+        if not chosen(file) or there == size or (file == EVENTS_FILE and there is not None and there > size):
+            continue
+        data = files.good_small(run, file)
+        if data is not None:
             _put(objects, name, data)
             listing.sizes[name] = len(data)
 
@@ -76,8 +83,9 @@ def mirror_metrics(objects: Objects, files: StoreFiles, run: str, listing: Listi
 def merge_metrics(objects: Objects, files: StoreFiles, run: str, listing: Listing) -> None:
     """Brings later metrics to a place that others write, too: where a number is taken, under the next one."""
     for file in filter(_METRICS.fullmatch, files.small_files(run)):
-        data = files.small_file(run, file)
-        listing.sizes[_put_metrics(objects, run, file, data, listing)] = len(data)
+        data = files.good_small(run, file)
+        if data is not None:
+            listing.sizes[_put_metrics(objects, files, run, file, data, listing)] = len(data)
 
 
 def _put(objects: Objects, name: str, data: bytes) -> None:
@@ -89,7 +97,7 @@ def _put(objects: Objects, name: str, data: bytes) -> None:
     raise lost(objects.place, name, "is not what was written there, twice")
 
 
-def _put_metrics(objects: Objects, run: str, file: str, data: bytes, listing: Listing) -> str:
+def _put_metrics(objects: Objects, files: StoreFiles, run: str, file: str, data: bytes, listing: Listing) -> str:
     """Returns the name under which the archive has later metrics: another number if somebody else took this one."""
     match = _METRICS.fullmatch(file)
     assert match is not None
@@ -99,35 +107,82 @@ def _put_metrics(objects: Objects, run: str, file: str, data: bytes, listing: Li
         if name not in listing.sizes:
             if objects.create(name, data):
                 return name
-        elif listing.sizes[name] == len(data) and objects.read(name) == data:
-            return name
+        else:
+            there = objects.read(name)
+            if there == data:
+                return name
+            try:
+                files.check_small(run, f"{match[1]}{number}", there or b"")
+            except UnsupportedFormatError:
+                pass
+            except (DamagedError, FormatError):
+                _put(objects, name, data)
+                return name
         number += 1
 
 
-def verify_run(objects: Objects, files: StoreFiles, run: str) -> list[str]:
-    """Returns the names of what was not in an archive as it is here, and was written again; the log is left out."""
+def verify_run(objects: Objects, files: StoreFiles, run: str, *, besides_metrics: bool = False) -> list[str]:
+    """Returns the names of what was not in an archive as it is here, and was written again.
+
+    The log is left out, and what is damaged here.
+
+    Args:
+        objects: of the archive.
+        files: of the store.
+        run: the run's name.
+        besides_metrics: whether later metrics are left out, which others may have written under the same names.
+    """
     again = []
     for file in [RUN_FILE, *files.small_files(run)]:
-        name, data = f"runs/{run}/{file}", files.small_file(run, file)
-        if file != EVENTS_FILE and objects.read(name) != data:
+        if file == EVENTS_FILE or (besides_metrics and _METRICS.fullmatch(file)):
+            continue
+        name, data = f"runs/{run}/{file}", files.good_small(run, file)
+        if data is not None and objects.read(name) != data:
             _put(objects, name, data)
             again.append(name)
     return again
 
 
 def remove_marks(objects: Objects, files: StoreFiles, run: str, listing: Listing) -> None:
-    """Removes marks from an archive that were removed from the store."""
+    """Removes marks from an archive that were removed from the store; not those whose whole folder is gone."""
     here = {f"runs/{run}/{file}" for file in files.small_files(run)}
     for name in [each for each in listing.sizes if each.startswith(f"runs/{run}/marks/") and each not in here]:
-        objects.delete(name)
-        del listing.sizes[name]
+        # a mark that is taken away leaves the folder of its checkpoint
+        if (files.path / name).parent.is_dir():
+            objects.delete(name)
+            del listing.sizes[name]
 
 
-def download_run(objects: Objects, files: StoreFiles, run: str, listing: Listing) -> None:
+@dataclass
+class Troubles:
+    """What is damaged in a place that is pulled from, while the rest is brought.
+
+    Attributes:
+        told: in words.
+    """
+
+    told: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Ends a block that meets damage, and keeps it in mind; other errors pass."""
+        try:
+            yield
+        except UnsupportedFormatError:
+            raise
+        except (DamagedError, FormatError) as error:
+            self.tell(error)
+
+    def tell(self, error: StoreError) -> None:
+        """Keeps damage in mind, once."""
+        if str(error) not in self.told:
+            self.told.append(str(error))
+
+
+def download_run(objects: Objects, files: StoreFiles, run: str, listing: Listing, troubles: Troubles) -> None:
     """Takes starts and marks of a run, and its log if the store has none, from an archive; replaces nothing.
 
     Raises:
-        ArchiveDamagedError: one of them is damaged there.
         ArchiveUnavailableError, StorageError: the archive or the disk refused.
     """
     here = set(files.small_files(run))
@@ -137,8 +192,9 @@ def download_run(objects: Objects, files: StoreFiles, run: str, listing: Listing
         if (file in here and _METRICS.fullmatch(file) is None) or not files.is_small(file):
             continue
         data = objects.read(name)
-        try:
-            if data is not None:
-                files.take_small(run, file, data)
-        except DamagedError:
-            raise lost(objects.place, name, "is damaged") from None
+        with troubles.noted():
+            try:
+                if data is not None:
+                    files.take_small(run, file, data)
+            except DamagedError:
+                raise lost(objects.place, name, "is damaged") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,19 +14,31 @@ from simckpt.archive.contents import Listing
 from simckpt.archive.objects import Objects, Patience, lost
 from simckpt.archive.places import parse_place
 from simckpt.archive.run_objects import (
+    Troubles,
     check_run_there,
     check_same_run,
     download_run,
     merge_metrics,
     read_run,
     upload_run,
+    verify_run,
 )
 from simckpt.archive.uploading import Uploads
-from simckpt.errors import ArchiveDamagedError, ConflictError, DamagedError, RunNotFoundError
-from simckpt.storage import CommitRecord, RunRecord, StoreFiles, digests, segments
+from simckpt.errors import (
+    ArchiveDamagedError,
+    CheckpointNotFoundError,
+    ConflictError,
+    DamagedError,
+    FormatError,
+    RunNotFoundError,
+)
+from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord, digests, segments
 from simckpt.storage.index import INDEX_FILE
-from simckpt.storage.store_reader import COMMIT_FILE
+from simckpt.storage.starts import STARTS
+from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE, STORE_FILE
 from simckpt.storage.store_tiers import Incoming
+
+_GONE = 100  # commits that are missing at a place: more of a run are not asked for one by one
 
 
 @dataclass(frozen=True)
@@ -35,25 +48,34 @@ class Transfer:
     Attributes:
         run: its name.
         commits: how many commits were new on the other side, tombstones of pruned ones included.
-        nbytes: what their files weigh [bytes].
+        nbytes: what was written there weighs [bytes].
+        repaired: how many commits were there already, but not whole, and were put right by a push.
     """
 
     run: str
     commits: int
     nbytes: int
+    repaired: int = 0
 
 
 def push(
-    files: StoreFiles, run: str, url: str | os.PathLike[str], *, patience: Patience | None = None
+    files: StoreFiles,
+    run: str,
+    url: str | os.PathLike[str],
+    *,
+    verify: bool = False,
+    patience: Patience | None = None,
 ) -> list[Transfer]:
     """Brings a run, and those that it was branched from, to another place, as far as that lacks them.
 
-    Nothing there is ever removed or replaced. A kill at any point leaves whole commits; pushing again goes on.
+    Nothing good there is ever removed or replaced; what is gone there, or has another size than it should, is written
+    again. A kill at any point leaves whole commits; pushing again goes on.
 
     Args:
         files: of the store.
         run: the run's name.
         url: the place, see `places.parse_place`.
+        verify: whether to read back what is there already, and to write again what is damaged.
         patience: how long to wait for the object store.
 
     Returns:
@@ -63,7 +85,7 @@ def push(
         RunNotFoundError: there is no such run.
         ConflictError: both sides have written since they parted, or another run has that name there, or the place is
             the archive of another store; nothing was changed.
-        DamagedError: a checkpoint is damaged here; what comes before it was brought.
+        DamagedError: a checkpoint is damaged here; what comes before it was brought, and all of it if it is there.
         ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or does not give back what it was
             given.
     """
@@ -80,23 +102,95 @@ def push(
             check_run_there(objects, files, name)
             _check_parted(objects, files, name, listing)
         uploads = Uploads(objects, files, deed.id, listing)
-        return [_push_run(objects, files, name, listing, uploads) for name in order]
+        return [_push_run(objects, files, name, listing, uploads, verify=verify) for name in order]
 
 
-def _push_run(objects: Objects, files: StoreFiles, run: str, listing: Listing, uploads: Uploads) -> Transfer:
+def _push_run(
+    objects: Objects, files: StoreFiles, run: str, listing: Listing, uploads: Uploads, *, verify: bool
+) -> Transfer:
+    before = uploads.nbytes
     upload_run(objects, files, run, listing)
     merge_metrics(objects, files, run, listing)
+    if verify:
+        verify_run(objects, files, run, besides_metrics=True)
     there = set(listing.commits(run))
-    new = [record for record in files.records(run) if record.seq not in there]
-    before = uploads.nbytes
-    for record in new:
-        if isinstance(record, CommitRecord):
-            if record.seq in files.evicted(run):
-                Archive(files).bring_back(run, record.seq)
-            uploads.upload(run, record.seq)
-        else:
-            uploads.commit(run, record.seq)
-    return Transfer(run, len(new), uploads.nbytes - before)
+    records = files.records(run)
+    evicted = files.evicted(run)
+    noted = {seq: known for seq, known in files.archived(run).items() if seq in evicted}
+    damaged: list[DamagedError] = []
+    repaired = 0
+    for record in records:
+        if record.seq not in there:
+            _push_commit(files, run, record, uploads)
+        elif (verify or not _looks_whole(files, run, record, listing)) and _is_to_be(objects, run, record):
+            if record.seq in noted and uploads.is_there(run, noted[record.seq]):
+                continue  # it need not come back here to be compared
+            written = uploads.written
+            try:
+                _push_commit(files, run, record, uploads)
+            except ArchiveDamagedError:
+                raise
+            except DamagedError as error:
+                damaged.append(error)  # what is there may be good, and what is new is brought all the same
+            repaired += uploads.written > written
+    if damaged:
+        raise damaged[0]
+    return Transfer(run, len(records) - len(there & {each.seq for each in records}), uploads.nbytes - before, repaired)
+
+
+def _push_commit(files: StoreFiles, run: str, record: CommitRecord | TombstoneRecord, uploads: Uploads) -> None:
+    if isinstance(record, TombstoneRecord):
+        uploads.commit(run, record.seq)
+        return
+    if record.seq in files.evicted(run):
+        Archive(files).bring_back(run, record.seq)
+    uploads.upload(run, record.seq)
+
+
+def _looks_whole(files: StoreFiles, run: str, record: CommitRecord | TombstoneRecord, listing: Listing) -> bool:
+    """Returns whether all of a commit is there, by one listing, in the sizes that it has here; or was pruned there.
+
+    So it does if what is here is damaged, or was pruned at this moment: then it is no pattern for what is there.
+    """
+    if isinstance(record, TombstoneRecord):
+        return True
+    commit, manifest = contents.file_object(run, record.seq, COMMIT_FILE), contents.manifest_object(run, record.seq)
+    sizes = {contents.file_object(run, record.seq, file.name): file.size for file in record.files}
+    try:
+        length = len(files.record_bytes(run, record.seq)[1])
+        if listing.sizes.get(commit) != length and not listing.sizes.keys() & {manifest, *sizes}:
+            return True  # a tombstone, which has nothing beside it
+        shared = {each: contents.segment_object(each) for each in files.segment_ids(run, record.seq)}
+        sizes[commit] = length
+        for identity, name in shared.items():
+            with contextlib.suppress(FileNotFoundError):
+                sizes[name] = files.segment_file(identity).stat().st_size
+    except (DamagedError, FormatError, CheckpointNotFoundError, FileNotFoundError):
+        return True
+    return {manifest, *shared.values()} <= listing.sizes.keys() and all(
+        listing.sizes.get(name) == size for name, size in sizes.items()
+    )
+
+
+def _is_to_be(objects: Objects, run: str, record: CommitRecord | TombstoneRecord) -> bool:
+    """Returns whether a commit that is not whole there is to be written again, as its record there is the same or bad.
+
+    Raises:
+        ConflictError: it is another one.
+    """
+    try:
+        found = contents.read_commit(objects, run, record.seq)
+    except ArchiveDamagedError:
+        found = None
+    if found is None:
+        # a tombstone for a tombstone alone: another store may have the commit whole
+        return isinstance(record, CommitRecord) or objects.read(contents.manifest_object(run, record.seq)) is None
+    there = found[0]
+    if isinstance(there, TombstoneRecord) or isinstance(record, TombstoneRecord):
+        return False  # pruned on one side: that is left as it is
+    if (there.id, there.files) != (record.id, record.files):
+        raise _parted(objects, run, record, there)
+    return True
 
 
 def pull(
@@ -104,8 +198,8 @@ def pull(
 ) -> list[Transfer]:
     """Brings a run, and those that it was branched from, or all runs of a place, into a store, as far as it lacks them.
 
-    Runs and checkpoints keep their ids, so that training goes on where it was. Nothing here is replaced. A kill at any
-    point leaves whole commits; pulling again goes on.
+    Runs and checkpoints keep their ids, so that training goes on where it was. Nothing here is replaced, and what is
+    damaged there keeps nothing else from coming. A kill at any point leaves whole commits; pulling again goes on.
 
     Args:
         url: the place: one that was pushed to, or the archive of a store.
@@ -121,57 +215,99 @@ def pull(
         RunLockedError: a process is writing it here.
         ConflictError: both sides have written since they parted, or another run has that name here; nothing was
             changed.
-        ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or what is there is damaged; what
-            comes before it was brought.
+        ArchiveUnavailableError: the place cannot be reached; what comes before was brought.
+        ArchiveDamagedError: some of what is there is damaged or gone; all else was brought.
+        UnsupportedFormatError: a newer simckpt has written there.
         StorageError: the disk refused.
     """
     objects = Objects(parse_place(url), patience, make=False)
-    if contents.read_deed(objects) is None:
-        raise RunNotFoundError(f"nothing was pushed or archived to {objects.place}")
-    listing = Listing(objects.list())
-    order = _order(objects, listing, listing.runs() if run is None else [run])
-    here = set(files.runs())
+    listing, troubles = Listing(objects.list()), Troubles()
+    with troubles.noted():
+        if contents.read_deed(objects) is None:
+            if not listing.runs():
+                raise RunNotFoundError(f"nothing was pushed or archived to {objects.place}")
+            raise lost(objects.place, STORE_FILE, "is gone")
+    order = _order(objects, files, listing, listing.runs() if run is None else [run], troubles)
     for name, there in order.items():
-        if name in here:
+        if name in files.runs():
             check_same_run(files.read_run(name), there)
             _check_parted(objects, files, name, listing)
-    return [_pull_run(objects, files, there, listing) for there in order.values()]
+    done = [_pull_run(objects, files, there, listing, troubles) for there in order.values()]
+    if troubles.told:
+        raise _not_all(objects, troubles.told)
+    return done
 
 
-def _order(objects: Objects, listing: Listing, wanted: list[str]) -> dict[str, RunRecord]:
+def _not_all(objects: Objects, told: list[str]) -> ArchiveDamagedError:
+    more = f" and {len(told) - 5} more" if len(told) > 5 else ""
+    return ArchiveDamagedError(
+        f"not all that {objects.place} should have is there and whole; everything else was brought: "
+        f"{'; '.join(told[:5])}{more}. Where a store has it, `simckpt push --verify` (for an archive, `simckpt archive "
+        f"--verify`) writes it there again, and the next pull brings it; if none has, `simckpt check --repair` notes "
+        f"here what is lost",
+        path=str(objects.place),
+    )
+
+
+def _order(
+    objects: Objects, files: StoreFiles, listing: Listing, wanted: list[str], troubles: Troubles
+) -> dict[str, RunRecord]:
     """Returns the runs with those that they were branched from, these first."""
-    known = listing.runs()
-    found: dict[str, RunRecord] = {}
+    known, here = listing.runs(), files.runs()
+    found: dict[str, RunRecord | None] = {}
 
     def visit(name: str) -> None:
-        if name in found:
+        if name in found or name not in known:
+            return  # that a run was branched from one that is not there is told by a check
+        found[name] = None
+        with troubles.noted():
+            there = read_run(objects, name)
+            if there is None:
+                raise lost(objects.place, f"runs/{name}/{RUN_FILE}", "is gone")
+            found[name] = there
+        record = found[name] or (files.read_run(name) if name in here else None)
+        if record is None:
             return
-        there = read_run(objects, name) if name in known else None
-        if there is None:
-            shown = ", ".join(known[:5]) or "none"
-            raise RunNotFoundError(f"{objects.place} has no run {name!r}; it has {shown}")
-        if there.branch is not None and there.branch.run != name:
-            visit(there.branch.run)
-        found[name] = there
+        if record.branch is not None:
+            visit(record.branch.run)
+        found[name] = found.pop(name) or record
 
     for name in wanted:
+        if name not in known:
+            shown = ", ".join(known[:5]) or "none"
+            raise RunNotFoundError(f"{objects.place} has no run {name!r}; it has {shown}")
         visit(name)
-    return found
+    return {name: record for name, record in found.items() if record is not None}
 
 
-def _pull_run(objects: Objects, files: StoreFiles, there: RunRecord, listing: Listing) -> Transfer:
+def _pull_run(objects: Objects, files: StoreFiles, there: RunRecord, listing: Listing, troubles: Troubles) -> Transfer:
     run = there.name
     if run not in files.runs():
-        files.write_run(run, there)
+        try:
+            files.write_run(run, there)
+        except (RunNotFoundError, CheckpointNotFoundError, DamagedError, FormatError):
+            # what it was branched from has not come; its own checkpoints are whole without
+            files.write_run(run, there, orphan=True)
+    commits = nbytes = 0
     with files.claim(run):
-        download_run(objects, files, run, listing)
+        download_run(objects, files, run, listing, troubles)
         here = set(files.sequence(run))
-        new = [seq for seq in listing.commits(run) if seq not in here]
-        nbytes = sum(_pull_commit(objects, files, there, seq) for seq in new)
-    return Transfer(run, len(new), nbytes)
+        for seq in _new(here, set(listing.commits(run))):
+            with troubles.noted():
+                nbytes += _pull_commit(objects, files, there, seq, listing, troubles)
+                commits += 1
+    return Transfer(run, commits, nbytes)
 
 
-def _pull_commit(objects: Objects, files: StoreFiles, run: RunRecord, seq: int) -> int:
+def _new(here: set[int], there: set[int]) -> list[int]:
+    """Returns the numbers of the commits to bring; also those that neither side has although later ones are there."""
+    gone = (seq for seq in range(1, max(there, default=0)) if seq not in here and seq not in there)
+    return sorted({*(there - here), *itertools.islice(gone, _GONE)})
+
+
+def _pull_commit(
+    objects: Objects, files: StoreFiles, run: RunRecord, seq: int, listing: Listing, troubles: Troubles
+) -> int:
     found = contents.read_commit(objects, run.name, seq, run_id=run.id)
     name = contents.file_object(run.name, seq, COMMIT_FILE)
     if found is None:
@@ -196,6 +332,10 @@ def _pull_commit(objects: Objects, files: StoreFiles, run: RunRecord, seq: int) 
             _check_vouched(record, incoming)
         files.write_incoming(incoming, COMMIT_FILE, iter([(0, data)]), len(data))
         files.adopt(run.name, seq, Incoming(incoming.folder, tuple(gone)), record)
+    if isinstance(record, CommitRecord) and record.start is not None:
+        start = f"runs/{run.name}/{STARTS}/{record.start}.json"
+        if start not in listing.sizes and not (files.path / start).exists():
+            troubles.tell(lost(objects.place, start, "is gone"))
     return len(data) + sum(copied.size for copied in brought)
 
 
@@ -229,8 +369,14 @@ def _check_parted(objects: Objects, files: StoreFiles, run: str, listing: Listin
     except DamagedError:
         return  # told where it is needed
     if there is not None and there[0].id != here.id:
-        raise ConflictError(
-            f"commit {seq} of run {run!r} is checkpoint {here.id} here and {there[0].id} at {objects.place}: both "
-            f"sides have written since they parted. Nothing was changed; branch from one of the two under another "
-            f"name to keep both"
-        )
+        raise _parted(objects, run, here, there[0])
+
+
+def _parted(
+    objects: Objects, run: str, here: CommitRecord | TombstoneRecord, there: CommitRecord | TombstoneRecord
+) -> ConflictError:
+    return ConflictError(
+        f"commit {here.seq} of run {run!r} is checkpoint {here.id} here and {there.id} at {objects.place}: both sides "
+        f"have written since they parted. Nothing was changed; branch from one of the two under another name to keep "
+        f"both"
+    )

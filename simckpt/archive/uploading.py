@@ -25,6 +25,7 @@ class Uploads:
 
     Attributes:
         nbytes: what was brought until now [bytes].
+        written: how many objects were written.
 
     Args:
         objects: of the archive.
@@ -40,12 +41,22 @@ class Uploads:
         self._listing = listing
         self._verified: dict[str, Copied] = {}
         self.nbytes = 0
+        self.written = 0
 
     def trust(self, record: ArchivedRecord) -> None:
         """Takes the segments of an archived checkpoint for good, whose copies were read back when it was moved."""
         for identity, copied in record.segments.items():
             if self._listing.has(contents.segment_object(identity), copied):
                 self._verified[identity] = copied
+
+    def is_there(self, run: str, record: ArchivedRecord) -> bool:
+        """Returns whether all of a checkpoint is there with these bytes, which are read back, and its manifest."""
+        with contextlib.suppress(ArchiveDamagedError):
+            manifest = contents.read_manifest(self._objects, run, record.seq)
+            if manifest is not None and (manifest.files, manifest.segments) == (record.files, record.segments):
+                wanted = contents.expected(record, run)
+                return all(self._objects.digest(name, copied.size) == copied for name, copied in wanted.items())
+        return False
 
     def upload(self, run: str, seq: int) -> ArchivedRecord:
         """Returns what the archive holds of a checkpoint, now that all of it is there and was read back.
@@ -94,12 +105,18 @@ class Uploads:
     def _claim(self, run: str, record: ArchivedRecord) -> None:
         """Writes the manifest, which gives this checkpoint alone the right to the names of its number."""
         name, data = contents.manifest_object(run, record.seq), record.to_bytes()
+        if self._has(name, data):
+            return
+        self.written += 1
         if not self._objects.create(name, data):
             self._check_ours(run, record.seq, record.checkpoint)
             self._objects.put(name, data)
         if self._objects.read(name) != data:
             self._objects.put(name, data)
         self._listing.sizes[name] = len(data)
+
+    def _has(self, name: str, data: bytes) -> bool:
+        return name in self._listing.sizes and self._objects.read(name) == data
 
     def _check_ours(self, run: str, seq: int, checkpoint: str) -> None:
         """Raises ConflictError if the archive has another checkpoint of that number, as far as that can be read."""
@@ -119,6 +136,7 @@ class Uploads:
             if self._objects.digest(name, copied.size) == copied:
                 self._listing.sizes[name] = copied.size
                 self.nbytes += copied.size
+                self.written += 1
                 return
         raise lost(self._objects.place, name, "is not what was written there, twice")
 
@@ -126,6 +144,8 @@ class Uploads:
         """Writes the record of a commit, or of one that was pruned, whose content is there; raises as `upload`."""
         record, data = self._files.record_bytes(run, seq)
         name = contents.file_object(run, seq, COMMIT_FILE)
+        if self._has(name, data):
+            return
         for _ in range(2):
             if not self._objects.create(name, data):
                 self._check_ours(run, seq, record.id)
@@ -136,6 +156,7 @@ class Uploads:
             if self._objects.read(name) == data:
                 self._listing.sizes[name] = len(data)
                 self.nbytes += len(data)
+                self.written += 1
                 return
         raise lost(self._objects.place, name, "is not what was written there, twice")
 

@@ -9,8 +9,9 @@ from simckpt.archive import contents, fetching
 from simckpt.archive.objects import Objects
 from simckpt.archive.run_objects import verify_run
 from simckpt.errors import ArchiveDamagedError, DamagedError
-from simckpt.storage import CommitRecord, StoreFiles
+from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord
 from simckpt.storage.archived import ArchivedRecord, Copied
+from simckpt.storage.store_reader import COMMIT_FILE
 
 
 @dataclass
@@ -39,6 +40,9 @@ def verify(objects: Objects, files: StoreFiles, archive: str) -> Verified:
     for run in files.runs():
         found.repaired.extend(f"{name} in the archive" for name in verify_run(objects, files, run))
         records = {record.seq: record for record in files.records(run, damaged={})}
+        for record in records.values():
+            if isinstance(record, TombstoneRecord):
+                _verify_tombstone(objects, files, run, record.seq, found)
         for seq, noted in files.archived(run).items():
             if noted.archive != archive or not isinstance(records.get(seq), CommitRecord | None):
                 continue
@@ -47,6 +51,19 @@ def verify(objects: Objects, files: StoreFiles, archive: str) -> Verified:
                 _verify_here(objects, files, run, seq, found)
     found.objects = len(seen)
     return found
+
+
+def _verify_tombstone(objects: Objects, files: StoreFiles, run: str, seq: int, found: Verified) -> None:
+    name, (_, data) = contents.file_object(run, seq, COMMIT_FILE), files.record_bytes(run, seq)
+    there = objects.read(name)
+    # one that is missing the next pass brings; one that can be read, or has a manifest, is more than a tombstone
+    if there in (None, data) or objects.read(contents.manifest_object(run, seq)) is not None:
+        return
+    try:
+        contents.read_commit(objects, run, seq)
+    except ArchiveDamagedError:
+        objects.put(name, data)
+        found.repaired.append(f"{name} in the archive")
 
 
 def _verify_there(

@@ -92,14 +92,18 @@ def push(
     store: StorePath,
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run.")],
     url: Url,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read back what is there, and write again what is damaged.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring RUN, with the runs it was branched from, to URL, from which other machines `pull` it.
 
-    What is there already is not brought again, and nothing there is replaced. Exit code 2 if both sides have written.
+    What is there already is not brought again, and nothing good there is replaced. Exit code 2 if both sides have
+    written.
     """
     with readable_errors():
-        done = Store(store).push(run, url)
+        done = Store(store).push(run, url, verify=verify)
     _print(done, as_json=as_json)
 
 
@@ -113,7 +117,7 @@ def pull(
     """Bring RUN, with the runs it was branched from, from URL into STORE, to go on with it bit for bit.
 
     URL is a place that was pushed to, or the archive of a store that was lost. Nothing here is replaced. Exit code 2
-    if both sides have written.
+    if both sides have written, or some of it is damaged there: then all else was brought.
     """
     with readable_errors():
         done = Store(store).pull(url, run)
@@ -125,5 +129,6 @@ def _print(done: list[Transfer], *, as_json: bool) -> None:
         print_json([dataclasses.asdict(each) for each in done])
         return
     for each in done:
-        told = f"{presentation.count(each.commits, 'commit')}, {presentation.size(each.nbytes)}"
+        repaired = f", {each.repaired} that were damaged put right" if each.repaired else ""
+        told = f"{presentation.count(each.commits, 'commit')}, {presentation.size(each.nbytes)}{repaired}"
         console().print(f"{each.run}: {told}", soft_wrap=True)

@@ -140,8 +140,13 @@ def compact(
         console().print(shown)
     console().print(f"{'would free' if dry_run else 'freed'} {size(freed.nbytes)}")
     if freed.unknown:
-        told = f"{len(freed.unknown)} segments, {size(freed.unknown_nbytes)}, stay: nothing in the store says whose they "
-        told += "are. If no folder that was moved away is to be put back, --unknown frees them"
+        count = "1 segment" if len(freed.unknown) == 1 else f"{len(freed.unknown)} segments"
+        told = (
+            f"{count}, {size(freed.unknown_nbytes)}, {'stays' if len(freed.unknown) == 1 else 'stay'}: nothing in the "
+        )
+        told += (
+            "store says whose. If no folder that was moved away is to be put back, --unknown frees what is told here"
+        )
         console().print(told, soft_wrap=True)
 
 

@@ -198,10 +198,12 @@ class _Check:
                 def examine(notes: Notes, run: Run = run, record: CommitRecord = record, found: Any = found) -> None:
                     found[:] = [examine_references(self._store, run.name, record, notes)]
 
-                is_evicted = record.seq in gone
                 notes = self._settled(run.name, record, examine)
                 if notes is None:
                     continue
+                is_evicted = record.seq in gone
+                if not is_evicted and any(each.kind in _PER_FILE for each in notes.findings):
+                    is_evicted = record.seq in self._evicted(run.name)  # by now
                 if is_evicted:
                     notes.findings = [each for each in notes.findings if each.kind not in _PER_FILE]
                 merge(self._notes, notes)
@@ -226,8 +228,10 @@ class _Check:
 
     def _settled(self, run: str, record: CommitRecord, examine: Callable[[Notes], None]) -> Notes | None:
         """Returns what was found in a checkpoint, or None if it has been pruned or removed meanwhile."""
-        parts = (*folder_of(run, record.seq).split("/"), COMMIT_FILE)
-        notes = settled(examine, lambda: stamp_of(self._store, *parts))
+        parts = folder_of(run, record.seq).split("/")
+        # what comes back from an archive has its record all along
+        files = (COMMIT_FILE, *(file.name for file in record.files))
+        notes = settled(examine, lambda: [stamp_of(self._store, *parts, name) for name in files])
         if notes.findings and not is_living(self._store, run, record):
             return None
         return notes
@@ -247,7 +251,9 @@ class _Check:
                 self._structures.examine(run, index, notes)
 
         notes = self._settled(run, record, examine)
-        if notes is not None:
+        if notes is not None and notes.findings and record.seq in self._evicted(run):
+            self._notes.count(archived=1)  # it has left the disk since its index was read
+        elif notes is not None:
             merge(self._notes, notes)
             if not any(each.kind == "leaves" for each in notes.findings):
                 self._notes.count(checkpoints=1)
@@ -342,8 +348,8 @@ class _Check:
         for identity, trouble in sorted(troubles.items()):
             where = f"{segments.FOLDER}/{segments.file_name(identity)}"
             told = (*lost.get(identity, ()), *whole.get(identity, ()))
-            if not told:
-                continue
+            if not told or self._segment(identity, self._needs[identity], _silent)[0] is None:
+                continue  # its checkpoints have gone, or it has come back
             severity = UNCHECKED if trouble.unchecked else DAMAGE
             kind = "segment" if identity in lost or trouble.unchecked else "segment rest"
             self._notes.add(severity, kind, where, trouble.problem, affected=told)

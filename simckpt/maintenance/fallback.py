@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from simckpt.ancestry import ancestry
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import (
+    ArchiveNotNamedError,
+    ArchiveUnavailableError,
     CheckpointNotFoundError,
     ConfigurationError,
     DamagedError,
@@ -38,7 +40,8 @@ from simckpt.storage.records import LOST
 if TYPE_CHECKING:
     from simckpt.run import Run
 
-FALL_BACK, RAISE = "fall back", "raise"
+FALL_BACK, ANYWAY, RAISE = "fall back", "fall back anyway", "raise"
+AWAY = (ArchiveUnavailableError, ArchiveNotNamedError)  # of what is whole in an archive, to which there is no way now
 Record = CommitRecord | TombstoneRecord
 
 
@@ -72,19 +75,21 @@ class Search:
 
     Args:
         run: that is started, to write.
-        damaged: "fall back": the newest one that is whole, with a `DamageWarning`; "raise": the newest, or its error.
+        damaged: "fall back": the newest one that is whole, with a `DamageWarning`, but none older than one that an
+            archive out of reach has; "fall back anyway": that, too; "raise": the newest, or its error.
 
     Attributes:
         passed: what was damaged, newest first.
     """
 
     def __init__(self, run: Run, files: StoreFiles, *, damaged: str) -> None:
-        if damaged not in (FALL_BACK, RAISE):
-            raise ConfigurationError(f"damaged is 'fall back' or 'raise', got {damaged!r}", keys=["damaged"])
+        if damaged not in (FALL_BACK, ANYWAY, RAISE):
+            message = f"damaged is 'fall back', 'fall back anyway' or 'raise', got {damaged!r}"
+            raise ConfigurationError(message, keys=["damaged"])
         self.passed: list[PassedOver] = []
         self._run = run
         self._files = files
-        self._raises = damaged == RAISE
+        self._raises, self._anyway = damaged == RAISE, damaged == ANYWAY
         self._in_force: Mapping[str, Any] | None = None  # before this changed them
         unreadable: dict[int, StoreError] = {}
         self._records = files.records(run.name, damaged=unreadable)
@@ -105,7 +110,7 @@ class Search:
                 continue
             try:
                 return self._trying(Checkpoint(self._files, self._run.name, found))
-            except (DamagedError, FormatError) as damage:
+            except (DamagedError, FormatError, *AWAY) as damage:
                 self._pass_over(PassedOver(found.seq, found, damage))
         if self._origin:
             self._origin = False
@@ -163,6 +168,9 @@ class Search:
     def _pass_over(self, passed: PassedOver, checkpoint: Checkpoint | None = None) -> None:
         # what a newer simckpt wrote, or the disk refuses for the moment, is no damage
         if isinstance(passed.error, UnsupportedFormatError | StorageError):
+            self._give_up(passed.error)
+        if isinstance(passed.error, AWAY) and not self._anyway:
+            passed.error.add_note(f"restore_latest(damaged={ANYWAY!r}) goes on from an older one, without it")
             self._give_up(passed.error)
         if self._raises:
             if checkpoint is not None:

@@ -220,7 +220,7 @@ _TEXTS = {
     ),
     "store record": (
         "no command but this one opens the store",
-        "put `store.json` back from a copy, or `simckpt check --repair`, which gives the store a new id",
+        "put `store.json` back from a copy, or `simckpt check --repair`; without an archive that gives it a new id",
     ),
     "run record": (
         "the run cannot be started, listed or branched, and nothing in the store is pruned; its checkpoints are whole",

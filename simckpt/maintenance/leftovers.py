@@ -8,9 +8,11 @@ import time
 from collections.abc import Collection
 
 from simckpt.errors import StoreError
-from simckpt.maintenance.findings import FOREIGN, LEFTOVER, QUARANTINED, UNCHECKED, Notes, problem
+from simckpt.maintenance.findings import DAMAGE, FOREIGN, LEFTOVER, QUARANTINED, UNCHECKED, Notes, problem
 from simckpt.maintenance.recording import listed, size_of
 from simckpt.storage import StoreFiles, names, processes, quarantine, segments, usage, work
+
+_FREE = "`simckpt compact` frees it, if what it was made for was pruned or has failed; `--unknown` in any case"
 
 
 def examine_work(store: StoreFiles, notes: Notes) -> None:
@@ -49,18 +51,27 @@ def examine_segment_files(store: StoreFiles, there: Collection[str], used: Colle
     if unused:
         try:
             # in this order: what was announced may have become a commit meanwhile
-            announced = usage.by_saves(store.path)
+            announced, homeless = usage.by_saves(store.path), unused & usage.homeless(store.path)
             committed = usage.SegmentUse(store).by_checkpoints()
         except StoreError as error:
             notes.add(UNCHECKED, "unused segment", segments.FOLDER, problem(error, store.path))
             return
+        if homeless and not listed(store, ("runs",), Notes()):
+            notes.add(
+                DAMAGE,
+                "folder",
+                "runs",
+                f"has no run, though {segments.FOLDER}/ has {len(homeless)} segments",
+                meaning="what was saved in this store is not found; its segments are here",
+                advice="put the folder itself back in its place, or free them by `simckpt compact --unknown`",
+            )
         # while a record cannot be read it is not known what it uses
         unused = set() if announced is None or committed is None else unused - announced - committed
     for identity in sorted(unused):
         path = store.path / segments.FOLDER / segments.file_name(identity)
         if path.exists():
             where = f"{segments.FOLDER}/{path.name}"
-            notes.add(LEFTOVER, "unused segment", where, "no checkpoint refers to it", size=size_of(path))
+            notes.add(LEFTOVER, "unused segment", where, "no checkpoint refers to it", size=size_of(path), advice=_FREE)
     for name in listed(store, (segments.TRASH,), notes) or []:
         where = f"{segments.TRASH}/{name}"
         notes.add(LEFTOVER, "trash", where, "is on its way out", size=size_of(store.path / where))
@@ -69,7 +80,10 @@ def examine_segment_files(store: StoreFiles, there: Collection[str], used: Colle
 def examine_quarantine(store: StoreFiles, notes: Notes) -> None:
     """Lists what repairs have put aside."""
     for where in quarantine.entries(store.path):
-        advice = f"copy what you want to look at, and remove it when you want its room; put back, it belongs at {where}"
+        advice = (
+            f"copy what you want to look at, and remove it when you want its room (`simckpt compact --unknown` then "
+            f"frees its segments); put back, it belongs at {where}"
+        )
         path = f"{quarantine.FOLDER}/{where}"
         text = "was damaged and put aside by a repair"
         notes.add(QUARANTINED, "quarantine", path, text, size=size_of(store.path / path), advice=advice)

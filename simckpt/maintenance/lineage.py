@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from simckpt.maintenance.findings import DAMAGE, Notes
@@ -12,6 +13,7 @@ from simckpt.storage.records import LOST
 from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE
 
 Record = CommitRecord | TombstoneRecord
+_GAPS = 1000  # of a run that are told; in a stranger's store a number may be anything
 MISSING = "its folder was removed"
 COPIED = "has the id"
 
@@ -58,10 +60,14 @@ def _add(notes: Notes, run: str, seq: int, text: str, record: Record | None = No
 
 
 def _gaps(run: Run) -> list[int]:
+    if not run.is_open:
+        return []  # that is told
     there = {record.seq for record in run.records} | run.damaged
-    # a folder of another name may be the one that is missing
+    # a folder of another name may be the one that is missing; the newest may be, of which the archive has a copy
     top = max(there - run.misplaced.keys() | set(run.misplaced.values()), default=0)
-    return sorted(set(range(1, top)) - there)
+    top = max(top, *(seq + 1 for seq in run.archived), 0)
+    missing = (seq for seq in range(1, top) if seq not in there)
+    return list(itertools.islice(missing, _GAPS))
 
 
 def _references(run: Run, origin: str | None) -> Iterator[tuple[Record, str, str]]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from simckpt.errors import StoreError
+from simckpt.errors import FormatError, StoreError
 from simckpt.state.leaf import Piece
 from simckpt.storage import (
     CommitRecord,
@@ -162,8 +162,9 @@ def _leaf(
     pieces = []
     for source in dataset.sources:
         _describe_segment(store, source.segment, known, described)
-        there = described[source.segment].datasets[source.path.lstrip("/")]
-        assert there.offset is not None
+        there = described[source.segment].datasets.get(source.path.lstrip("/"))
+        if there is None or there.offset is None or not there.shape:
+            raise FormatError(f"segment {source.segment} has no rows {source.path}: it is another one")
         with segments.opened(store.path, source.segment) as segment:
             digest = _digest(segment, [(there.offset, there.offset + there.size)])
         pieces.append(Piece(source.segment, there.offset, there.shape[0], digest, source.start, source.stop))

@@ -19,6 +19,7 @@ from simckpt.errors import (
     UnsupportedFormatError,
 )
 from simckpt.maintenance.findings import DAMAGE, FOREIGN, LEFTOVER, UNCHECKED, Affected, Notes, problem
+from simckpt.maintenance.out_of_place import checkpoint_elsewhere, has_folder, is_run_elsewhere, record_in
 from simckpt.maintenance.verifying import affected, folder_of
 from simckpt.storage import (
     CommitRecord,
@@ -32,11 +33,10 @@ from simckpt.storage import (
     names,
     quarantine,
     reader,
-    sealed,
     segments,
 )
 from simckpt.storage.index import INDEX_FILE, INDEX_LIMIT
-from simckpt.storage.records import COMMIT_LIMIT, RECORD_LIMIT, parse_commit, parse_store
+from simckpt.storage.records import RECORD_LIMIT, parse_store
 from simckpt.storage.run_records import parse_run
 from simckpt.storage.starts import START_LIMIT, STARTS, parse_start
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE, Stamp, stamp
@@ -60,6 +60,7 @@ class Run:
         misplaced: {number that the folder's name gives: number by the record} of those that were renamed or copied.
         is_open: whether its commits could be listed.
         is_copy: whether its folder was copied from another one that is there as well.
+        archived: the numbers of commits that the archive has, or had, by what is noted here.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Run:
     misplaced: dict[int, int] = field(default_factory=dict)
     is_open: bool = True
     is_copy: bool = False
+    archived: set[int] = field(default_factory=set)
 
 
 def settled(examine: Callable[[Notes], None], look: Callable[[], object]) -> Notes:
@@ -84,7 +86,9 @@ def settled(examine: Callable[[Notes], None], look: Callable[[], object]) -> Not
 
 def examine_runs(store: StoreFiles, notes: Notes) -> list[Run]:
     """Verifies all records of the runs; returns what they say."""
-    examine_names(store, (), KNOWN, notes)
+    for name in _entries(store, (), notes):
+        if name not in KNOWN and not is_run_elsewhere(store, name, notes):
+            notes.add(FOREIGN, "foreign", name, "is none of simckpt's")
     where = f"{archived.ARCHIVE}/{archived.ARCHIVE_FILE}"
     _examine_small(store, where, archived.parse_archive, "archive", RECORD_LIMIT, notes, None, (), list)
     runs = []
@@ -92,6 +96,8 @@ def examine_runs(store: StoreFiles, notes: Notes) -> list[Run]:
         path = store.path / "runs" / name
         is_other = os.path.lexists(path) and not path.is_symlink() and not path.is_dir()
         if not names.is_run_name(name) or is_other:
+            if is_run_elsewhere(store, f"runs/{name}", notes):
+                continue
             notes.add(FOREIGN, "foreign", f"runs/{name}", "is no run")
             continue
         run = Run(name)
@@ -120,7 +126,7 @@ def examine_runs(store: StoreFiles, notes: Notes) -> list[Run]:
         _examine_commits(store, run, notes)
         _examine_starts(store, run, notes)
         _examine_marks(store, name, notes)
-        _examine_archived(store, name, notes)
+        _examine_archived(store, run, notes)
         runs.append(run)
     return runs
 
@@ -234,8 +240,15 @@ def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
     if found is None:
         run.is_open = False
         return
+    if run.record is not None and not run.is_copy and not has_folder(store, run.name, notes):
+        run.is_open = False
+    elsewhere = set()
     for name in found:
         if not names.SEQUENCE.fullmatch(name) or not int(name):
+            number = checkpoint_elsewhere(store, run.name, name, notes)
+            if number is not None:
+                elsewhere.add(number)
+                continue
             notes.add(FOREIGN, "foreign", "/".join((*parts, name)), "is no checkpoint", run=run.name)
     damaged: dict[int, StoreError] = {}
     try:
@@ -262,7 +275,8 @@ def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
         told = Affected(run.name, seq)
         where = f"{folder_of(run.name, seq)}/{COMMIT_FILE}"
         notes.add(severity, "commit record", where, problem(each, store.path), run=run.name, affected=(told,))
-    run.damaged = set(damaged) | set(run.misplaced.values()) - {record.seq for record in run.records}
+    moved = elsewhere | set(run.misplaced.values())
+    run.damaged = set(damaged) | moved - {record.seq for record in run.records}
     pruned = [record for record in run.records if isinstance(record, TombstoneRecord)]
     notes.count(records=len(run.records), pruned=len(pruned))
     for tombstone in pruned:
@@ -276,16 +290,10 @@ def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
 def _is_misplaced_commit(store: StoreFiles, run: Run, seq: int, notes: Notes) -> bool:
     """Returns whether the record in a checkpoint's folder is whole and has another number."""
     where = folder_of(run.name, seq)
-    path = store.path / where / COMMIT_FILE
-    try:
-        data = reader.read_small(store.path, *where.split("/"), COMMIT_FILE, limit=COMMIT_LIMIT, path=path)
-        kind = "tombstone" if b'"format": "simckpt tombstone"' in data[:64] else "commit"
-        number = sealed.unseal(data, kind, path=path).integer("seq", minimum=1)
-        record = parse_commit(data, path, seq=number, run_id=None if run.record is None else run.record.id)
-    except (StoreError, FileNotFoundError):
+    record = record_in(store, where, run_id=None if run.record is None else run.record.id)
+    if record is None or record.seq == seq or not _belongs(store, where, record):
         return False
-    if number == seq or not _belongs(store, where, record):
-        return False
+    number = record.seq
     run.misplaced[seq] = number
     name = names.sequence_name(number)
     is_copy = any((each.seq, each.id) == (number, record.id) for each in run.records)
@@ -380,15 +388,16 @@ def _examine_marks(store: StoreFiles, run: str, notes: Notes) -> None:
             _examine_small(store, where, parse, "mark", marks.MARK_LIMIT, notes, run, (), list)
 
 
-def _examine_archived(store: StoreFiles, run: str, notes: Notes) -> None:
-    parts = ("runs", run, archived.FOLDER)
+def _examine_archived(store: StoreFiles, run: Run, notes: Notes) -> None:
+    parts = ("runs", run.name, archived.FOLDER)
     for name in _entries(store, parts, notes):
         seq, where = name.removesuffix(".json"), "/".join((*parts, name))
         if seq == name or not names.SEQUENCE.fullmatch(seq) or not int(seq):
-            notes.add(FOREIGN, "foreign", where, "is no record of an archived checkpoint", run=run)
+            notes.add(FOREIGN, "foreign", where, "is no record of an archived checkpoint", run=run.name)
             continue
+        run.archived.add(int(seq))
         parse = functools.partial(archived.parse_archived, seq=int(seq))
-        _examine_small(store, where, parse, "archive", RECORD_LIMIT, notes, run, (), list)
+        _examine_small(store, where, parse, "archive", RECORD_LIMIT, notes, run.name, (), list)
 
 
 def _examine_claim(store: StoreFiles, run: str, notes: Notes) -> None:

@@ -6,20 +6,30 @@ Nothing is removed, and nothing guessed. A repair can be interrupted at any poin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from simckpt.archive import Archive
-from simckpt.errors import ArchiveDamagedError, CheckpointNotFoundError, SimckptError, StorageError, StoreError
+from simckpt.errors import (
+    ArchiveDamagedError,
+    ArchiveUnavailableError,
+    CheckpointNotFoundError,
+    RunLockedError,
+    SimckptError,
+    StorageError,
+    StoreError,
+)
 from simckpt.maintenance.check import Scope, Tell, check, opened
 from simckpt.maintenance.findings import OUT_OF_PLACE, Affected, Finding, Report
 from simckpt.maintenance.lineage import MISSING
 from simckpt.maintenance.rebuilding import rebuilt_index, rebuilt_run
-from simckpt.storage import CommitRecord, StoreFiles, archived, marks, names, quarantine, usage
+from simckpt.storage import CommitRecord, StoreFiles, archived, claims, index, marks, names, quarantine, usage
 
 _LEFT = ("rest", "segment rest", "structure", "claim", "archive")  # kinds of damage
+_OF_FILES = ("commit record", "index", "leaves", "rest", "structure", "segment", "segment rest")
 
 
 @dataclass(frozen=True)
@@ -97,14 +107,27 @@ def repair(
     """
     before = check(path, scope, tell=tell)
     store = opened(path)
-    held = _fetched(store, before, dry_run=dry_run)
-    fetched = tuple(action for action in held.values() if not action.problem)
-    if fetched and not dry_run:
-        before = check(path, scope, tell=tell)
-    if not dry_run:
+    asked = _fetched(store, before, dry_run=dry_run)
+    held = {place: action for place, action in asked.items() if action.problem}
+    fetched = {place: action for place, action in asked.items() if not action.problem}
+    left = before
+    if dry_run:
+        left = _without(before, fetched)
+    elif fetched:
         # what came back and is damaged all the same is treated like any other
-        held = {place: action for place, action in held.items() if action.problem}
-    return Repair(before, (*fetched, *_Repairer(store, before, held, dry_run=dry_run).actions()), dry_run)
+        left = before = check(path, scope, tell=tell)
+    return Repair(before, (*fetched.values(), *_Repairer(store, left, held, fetched, dry_run).actions()), dry_run)
+
+
+def _without(report: Report, fetched: Collection[tuple[str, int]]) -> Report:
+    """Returns what would be left of a report once these checkpoints are whole, with the segments that they use."""
+
+    def stays(finding: Finding) -> bool:
+        if finding.kind == "lineage":
+            return (finding.run, _gap(finding)) not in fetched
+        return finding.kind not in _OF_FILES or not any((each.run, each.seq) in fetched for each in finding.affected)
+
+    return dataclasses.replace(report, findings=tuple(filter(stays, report.findings)))
 
 
 def _folder(run: str, seq: int) -> str:
@@ -112,31 +135,76 @@ def _folder(run: str, seq: int) -> str:
 
 
 def _fetched(store: StoreFiles, report: Report, *, dry_run: bool) -> dict[tuple[str, int], Action]:
-    """Brings damaged checkpoints back from the archive; returns what came, and what may be there out of reach."""
+    """Brings damaged checkpoints back from the archive; returns what came, and what may be there out of reach.
+
+    The archive is asked for each of them: a kill may have kept this store from noting what it has.
+    """
     held: dict[tuple[str, int], Action] = {}
-    for run, seq in sorted({(each.run, each.seq) for finding in report.damage for each in finding.affected}):
-        if not store.archived_file(run, seq).exists():
+    archive, unreachable, came = None, "", False
+    for run, seq in _lost_places(report):
+        if not store.archived_file(run, seq).exists() and not _has_archive(store):
             continue
-        where = _folder(run, seq)
+        where, problem = _folder(run, seq), unreachable
         try:
-            if Archive(store).bring_back(run, seq, dry_run=dry_run):
-                held[run, seq] = Action(where, "comes back from the archive", done=not dry_run)
+            if not unreachable:
+                archive = archive or Archive(store)
+                came = bool(archive.bring_back(run, seq, dry_run=dry_run)) or came
+                if not came:
+                    continue  # else all that it lacked may have come with another one
         except (ArchiveDamagedError, CheckpointNotFoundError):
             continue  # the archive does not have it either
+        except (StorageError, RunLockedError) as error:
+            problem = str(error)
         except SimckptError as error:
-            held[run, seq] = Action(where, "is left alone", problem=f"the archive cannot be reached: {error}")
+            problem = f"the archive cannot be reached: {error}"
+            if isinstance(error, ArchiveUnavailableError):
+                unreachable = problem  # which takes its time to find out
+        if problem:
+            held[run, seq] = Action(where, "is left alone", problem=problem)
+        else:
+            held[run, seq] = Action(where, "comes back from the archive", done=not dry_run)
     return held
+
+
+def _lost_places(report: Report) -> list[tuple[str, int]]:
+    """Returns (run, number) of the checkpoints whose files, or whose folders, are not what was written."""
+    found = {(each.run, each.seq) for kind in _OF_FILES for each in _affected(report, kind)}
+    gaps = ((finding.run, _gap(finding)) for finding in report.damage if finding.kind == "lineage")
+    return sorted(found | {(run, seq) for run, seq in gaps if run is not None and seq is not None})
+
+
+def _affected(report: Report, kind: str) -> Iterator[Affected]:
+    for finding in report.damage:
+        if finding.kind == kind:
+            yield from finding.affected
+
+
+def _has_archive(store: StoreFiles) -> bool:
+    try:
+        return store.archive() is not None
+    except StoreError:
+        return True  # whose record is damaged
 
 
 class _Repairer:
     def __init__(
-        self, store: StoreFiles, report: Report, held: dict[tuple[str, int], Action], *, dry_run: bool
+        self,
+        store: StoreFiles,
+        report: Report,
+        held: dict[tuple[str, int], Action],
+        fetched: Collection[tuple[str, int]],
+        dry_run: bool,
     ) -> None:
         self._store = store
         self._report = report
-        self._held = held  # by the archive: neither moved nor, by a dry run, said to be
+        self._held = held  # by the archive: left alone
+        self._fetched = fetched
         self._dry_run = dry_run
-        self._rebuilt: set[tuple[str, int]] = set()
+        self._rebuilt: dict[
+            tuple[str, int], Collection[str]
+        ] = {}  # {checkpoint whose index is made anew: its segments}
+        self._gone: set[tuple[str, int]] = set()  # those that are, or would be, in quarantine
+        self._remade: set[str] = set()  # runs whose record is, or would be, good again
 
     def actions(self) -> Iterator[Action]:
         for finding in self._report.findings:
@@ -154,7 +222,8 @@ class _Repairer:
         for finding in self._of("segment"):
             yield from self._put_segment_aside(finding)
         for finding in (*self._of("start"), *self._of("job")):
-            if os.path.lexists(self._store.path / finding.path):
+            is_gone = any(finding.path.startswith(f"{_folder(run, seq)}/") for run, seq in self._gone)
+            if not is_gone and os.path.lexists(self._store.path / finding.path):
                 yield self._put_aside(finding.path)
         for finding in self._of("mark"):
             yield self._repair_mark(finding)
@@ -162,27 +231,38 @@ class _Repairer:
     def _of(self, kind: str) -> tuple[Finding, ...]:
         return tuple(finding for finding in self._report.damage if finding.kind == kind)
 
-    def _do(self, path: str, text: str, work: Callable[[], object]) -> Action:
+    def _do(self, path: str, text: str, work: Callable[[], object], *, claiming: str | None = None) -> Action:
+        """Does one thing, or says that it would be done; `claiming` is the name of the run that is claimed for it."""
         if self._dry_run:
-            return Action(path, text)
+            return Action(path, text, problem="" if claiming is None else self._why_not_claimed(claiming))
         try:
             work()
         except StoreError as error:
             return Action(path, text, problem=str(error))
         return Action(path, text, done=True)
 
+    def _why_not_claimed(self, run: str) -> str:
+        try:
+            if run not in self._remade:
+                self._store.read_run(run)
+            claims.check_free(self._store.path / "runs" / run)
+        except StoreError as error:
+            return str(error)
+        return ""
+
     def _put_aside(self, where: str) -> Action:
         return self._do(where, f"is moved to {quarantine.FOLDER}/", lambda: self._store.put_aside(where))
 
     def _rewrite_store(self, finding: Finding) -> Iterator[Action]:
         root, where = self._store.path, f"{archived.ARCHIVE}/{archived.ARCHIVE_FILE}"
+        has_archive = os.path.lexists(root / where) or any(archived.numbers(root, run) for run in self._store.runs())
         is_known = archived.store_of(root) is not None
         text = f"is made anew, with the id that {where} has" if is_known else "a record with a new id is written"
         yield self._do(finding.path, text, self._store.rewrite_store)
-        if not is_known and (os.path.lexists(root / where) or any(archived.numbers(root, run) for run in self._store.runs())):
+        if has_archive and not is_known:
             problem = (
-                f"its archive asks for the id that the store had: name it once, by `simckpt archive {root} URL`, and the "
-                f"store takes that id back. Until then no checkpoint comes back from there"
+                f"it asks for the id that the store had: name it once, by `simckpt archive {root} URL`, and the store "
+                f"takes that id back. Until then no checkpoint comes back from there"
             )
             yield Action(where, "is not obeyed", problem=problem)
 
@@ -192,18 +272,18 @@ class _Repairer:
         record, problem = rebuilt_run(self._store, finding.run)
         if record is None:
             return Action(finding.path, text, problem=problem)
-        return self._do(finding.path, text, lambda: self._store.rewrite_run(record))
+        self._remade.add(finding.run)
+        return self._do(finding.path, text, lambda: self._store.rewrite_run(record), claiming=finding.run)
 
     def _rewrite_index(self, finding: Finding) -> Iterator[Action]:
         (told,) = finding.affected
-        if self._comes_back(told):
-            return
         data = rebuilt_index(self._store, told.run, told.seq)
         if data is not None:
             text = "is made anew from the HDF5 files; its digest proves that it is the lost one"
-            action = self._do(finding.path, text, lambda: self._store.rewrite_index(told.run, told.seq, data))
+            rewrite = functools.partial(self._store.rewrite_index, told.run, told.seq, data)
+            action = self._do(finding.path, text, rewrite, claiming=told.run)
             if not action.problem:
-                self._rebuilt.add((told.run, told.seq))
+                self._rebuilt[told.run, told.seq] = index.parse_segment_ids(data, finding.path)
             yield action
 
     def _quarantine_checkpoints(self) -> Iterator[Action]:
@@ -226,14 +306,7 @@ class _Repairer:
         for place in sorted(lost.keys() | self._held.keys()):
             if place in self._rebuilt and place not in others:
                 continue
-            if place not in self._held:
-                yield self._quarantine(lost[place])
-            elif self._held[place].problem:
-                yield self._held[place]
-
-    def _comes_back(self, each: Affected) -> bool:
-        """Returns whether a dry run has said that a checkpoint comes back."""
-        return (each.run, each.seq) in self._held and not self._held[each.run, each.seq].problem
+            yield self._held[place] if place in self._held else self._quarantine(lost[place])
 
     def _quarantine(self, lost: Affected) -> Action:
         where = f"runs/{lost.run}/checkpoints/{lost.seq:08d}"
@@ -242,22 +315,24 @@ class _Repairer:
             for finding in self._report.damage
             if any((each.run, each.seq) == (lost.run, lost.seq) and not each.restorable for each in finding.affected)
         ]
-        reason = f"damaged, in quarantine: {'; '.join(problems) or 'its folder was removed'}"
+        reason = f"{quarantine.REASON}: {'; '.join(problems) or 'its folder was removed'}"
         text = f"is moved to {quarantine.FOLDER}/ and leaves a tombstone"
-        return self._do(where, text, lambda: self._store.quarantine(lost.run, lost.seq, reason))
+        if not os.path.lexists(self._store.path / where):
+            text = "gets the record of a lost checkpoint: there is nothing else left of it"
+        put_aside = functools.partial(self._store.quarantine, lost.run, lost.seq, reason)
+        action = self._do(where, text, put_aside, claiming=lost.run)
+        if not action.problem:
+            self._gone.add((lost.run, lost.seq))
+        return action
 
     def _put_segment_aside(self, finding: Finding) -> Iterator[Action]:
         if not (self._store.path / finding.path).exists():
             return
         identity = finding.path.rpartition("/")[2].removesuffix(".h5")
         text = f"is moved to {quarantine.FOLDER}/, for the next save to write its rows anew"
-        if any(each.kind == "folder" and each.path.startswith("runs") for each in self._report.findings):
+        if any(each.kind in OUT_OF_PLACE for each in self._report.findings):
             problem = "what is in the folders that are out of place may use it; put them back first"
             yield Action(finding.path, text, problem=problem)
-            return
-        if self._dry_run:
-            if all(not each.restorable and (each.run, each.seq) not in self._held for each in finding.affected):
-                yield Action(finding.path, text)
             return
         try:
             needed = self._is_needed(identity)
@@ -272,14 +347,21 @@ class _Repairer:
         announced = usage.by_saves(self._store.path)
         if announced is None or identity in announced:
             return True
-        for run in self._store.runs():
+        for run in usage.run_folders(self._store.path):
             damaged: dict[int, StoreError] = {}
             for record in self._store.records(run, damaged=damaged):
-                if isinstance(record, CommitRecord) and identity in self._store.segment_ids(run, record.seq):
+                if isinstance(record, CommitRecord) and identity in self._uses(run, record.seq):
                     return True
-            if damaged:
+            if {(run, seq) for seq in damaged} - self._gone:
                 raise StorageError(f"a record of run {run!r} is damaged: it is not known whether it uses {identity}")
         return False
+
+    def _uses(self, run: str, seq: int) -> Collection[str]:
+        """Returns the segments that a checkpoint uses, as it is, or would be, after what was done until now."""
+        if (run, seq) in self._rebuilt:
+            return self._rebuilt[run, seq]
+        is_whole = (run, seq) not in self._gone and (run, seq) not in self._fetched
+        return self._store.segment_ids(run, seq) if is_whole or not self._dry_run else ()
 
     def _repair_mark(self, finding: Finding) -> Action:
         assert finding.run is not None

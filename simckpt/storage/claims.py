@@ -220,6 +220,17 @@ def held_claim(folder: Path) -> Claim | None:
         return _held.get(_key(folder))
 
 
+def check_free(folder: Path) -> None:
+    """Raises RunLockedError if `take` would, as far as that shows without writing: for a process of this machine.
+
+    Raises:
+        StorageError: who holds the claim cannot be read for the moment.
+    """
+    owner = _read_owner(folder / _WRITER)
+    if owner is not None and held_claim(folder) is None and owner.process.is_alive():
+        _check_stale(folder, owner, free=False, present=0.0)
+
+
 def heard_of(folder: Path) -> float | None:
     """Returns when the writer of a run was last heard of, or None if there is none.
 

@@ -16,6 +16,7 @@ from simckpt.errors import FormatError, StorageError, StoreError
 from simckpt.storage import durable, index, names, reader, work
 
 FOLDER = "quarantine"
+REASON = "damaged, in quarantine"  # what the reason of a tombstone that a repair leaves begins with
 _TRIES = 1000
 
 
@@ -56,7 +57,7 @@ def segments_used(root: Path) -> set[str]:
 
 
 def uses(checkpoint: Path) -> frozenset[str]:
-    """Returns the ids of the segments that the checkpoint in a folder needs, whatever its name; none if none is told."""
+    """Returns the ids of the segments that the checkpoint in a folder needs, as far as its files tell."""
     with contextlib.suppress(FileNotFoundError, StoreError):
         where = checkpoint / index.INDEX_FILE
         data = reader.read_small(checkpoint, index.INDEX_FILE, limit=index.INDEX_LIMIT, path=where)

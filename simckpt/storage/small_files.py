@@ -34,6 +34,16 @@ def read(root: Path, run: str, file: str) -> bytes:
     return reader.read_small(root, "runs", run, *file.split("/"), limit=limit, path=root / "runs" / run / file)
 
 
+def check(file: str, data: bytes, path: Path) -> None:
+    """Raises DamagedError or FormatError if these bytes are not what the name of a small file says."""
+    if start := _START.fullmatch(file):
+        starts.parse_start(data, path, id=start[1])
+    elif mark := _MARK.fullmatch(file):
+        fields = sealed.unseal(data, "mark", path=path)
+        if fields.id("checkpoint") != mark[1]:
+            raise fields.wrong("checkpoint", f"the id {mark[1]}")
+
+
 def take(disk: durable.Disk, works: work.WorkFolders, root: Path, run: str, file: str, data: bytes) -> None:
     """Gives a run a start, a mark or a log that it lacks, durably; what it has stays as it is.
 
@@ -43,13 +53,7 @@ def take(disk: durable.Disk, works: work.WorkFolders, root: Path, run: str, file
         DamagedError, FormatError: it is not what its name says.
         StorageError: the disk refused.
     """
-    path = root / "runs" / run / file
-    if start := _START.fullmatch(file):
-        starts.parse_start(data, path, id=start[1])
-    elif mark := _MARK.fullmatch(file):
-        fields = sealed.unseal(data, "mark", path=path)
-        if fields.id("checkpoint") != mark[1]:
-            raise fields.wrong("checkpoint", f"the id {mark[1]}")
+    check(file, data, root / "runs" / run / file)
     *folders, name = file.split("/")
     folder = durable.make_folders(disk, root, "runs", run, *folders)
     numbered = _METRICS.fullmatch(name)

@@ -39,6 +39,7 @@ from simckpt.storage import (
     segments,
     state_file,
     unchanged,
+    usage,
     work,
 )
 from simckpt.storage import records as record_types
@@ -165,11 +166,11 @@ class StoreFiles(StoreCompacting, StoreRepairing):
         record = StoreRecord(archived.store_of(root) or "0" * 32, 0.0)
         return cls(root, record, disk=disk or durable.Disk(), clock=time.time, new_id=names.random_id)
 
-    def write_run(self, run: str, record: RunRecord) -> None:
+    def write_run(self, run: str, record: RunRecord, *, orphan: bool = False) -> None:
         """Creates a run, or replaces the record of one that this process has claimed.
 
         The origin of a new branch is looked at once its record cannot be missed by a pruner; if it is gone, there is no
-        such run.
+        such run, unless it is an `orphan`, which comes from elsewhere with checkpoints of its own.
 
         Raises:
             InvalidNameError: a name that cannot be a folder's.
@@ -177,19 +178,26 @@ class StoreFiles(StoreCompacting, StoreRepairing):
                 origin of a new branch is being pruned.
             CheckpointNotFoundError: the origin of a new branch has been pruned.
             ConfigurationError: hyperparameters or other fields that a record cannot hold.
+            DamagedError: the folder of the runs is gone, and what they shared is there.
             StorageError: the disk refused; the record is as before.
         """
         names.check_run_name(run)
         if record.name != run:
             raise InvalidNameError(f"the record is of run {record.name!r}, the folder of run {run!r}")
         data = record.to_bytes()
+        if not os.path.lexists(self.path / "runs") and (lost := usage.homeless(self.path)):
+            raise DamagedError(
+                f"{self.path / 'runs'} is missing, though {len(lost)} segments of its runs are there: put it back, or "
+                f"free them by `simckpt compact --unknown` to begin anew",
+                path=self.path / "runs",
+            )
         folder = durable.make_folders(self._disk, self.path, "runs") / run
         with self._works.made() as made:
             durable.write_record(self._disk, made / RUN_FILE, data)
             if not os.path.lexists(folder):
                 durable.make_folders(self._disk, made, "checkpoints")
                 durable.sync_folder(self._disk, made)
-                if record.branch is not None:
+                if record.branch is not None and not orphan:
                     self._origins.check_present(record)
                 durable.publish_folder(self._disk, made, folder)
                 return

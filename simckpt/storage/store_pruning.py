@@ -65,7 +65,7 @@ class StorePruning(StoreMarks):
 
         Raises:
             InvalidNameError, RunNotFoundError: no run can have, or none has, that name.
-            DamagedError, FormatError: the run's record cannot be trusted.
+            DamagedError, FormatError: the run's record cannot be trusted, or its folder of checkpoints is missing.
             RunLockedError: another process is writing it.
             StorageError: the disk refused.
         """
@@ -75,6 +75,14 @@ class StorePruning(StoreMarks):
             advice = "`simckpt check STORE --repair` writes it again where other records prove what it was"
             raise DamagedError(f"{error}; {advice}. Its checkpoints can be read", path=error.path) from error
         folder = self._run_folder(run)
+        path = folder / "checkpoints"
+        if not os.path.lexists(path):
+            # a run has it from the beginning: who goes on without would train all of it again
+            raise DamagedError(
+                f"{path} is missing, with all checkpoints of the run: put it back, or make an empty folder there; "
+                f"`simckpt check --repair` then brings back what an archive has, and without one the run begins anew",
+                path=path,
+            )
         claim = claims.take(self._disk, folder, self._works.make, clock=self._clock, reserve=reserve)
         try:
             self.sweep()

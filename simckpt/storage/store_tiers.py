@@ -36,7 +36,7 @@ from simckpt.storage import records as record_types
 from simckpt.storage.archived import ArchivedRecord, ArchiveRecord
 from simckpt.storage.records import CommitRecord, TombstoneRecord
 from simckpt.storage.store_pruning import StorePruning
-from simckpt.storage.store_reader import COMMIT_FILE
+from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE
 
 # state.h5 last: with it the checkpoint is here
 _ORDER = (COMMIT_FILE, leaf_index.INDEX_FILE, state_file.STATE_FILE)
@@ -182,6 +182,9 @@ class StoreTiers(StorePruning):
     def replace(self, run: str, seq: int, incoming: Incoming, files: Collection[str]) -> None:
         """Puts files that came from the archive in their places; with `state.h5`, the last, the checkpoint is here.
 
+        A checkpoint whose folder is gone gets that with all that is in it, under the run's claim. A folder that lies in
+        the place of a file goes into quarantine.
+
         Args:
             run: the run's name.
             seq: commit number.
@@ -190,10 +193,18 @@ class StoreTiers(StorePruning):
 
         Raises:
             CheckpointNotFoundError: it was pruned meanwhile.
+            RunLockedError: its folder is gone, and another process is writing the run.
             StorageError: the disk refused.
         """
-        segments.publish(self._disk, self.path, incoming.folder, incoming.segments)
         path = self._checkpoint_path(run, seq)
+        if set(_ORDER) <= set(files) and not os.path.lexists(path):
+            with self._claimed(run):
+                self._take_in(run, seq, incoming)
+            return
+        for place in (*map(self.segment_file, incoming.segments), *(path / name for name in files)):
+            if place.is_dir() and not place.is_symlink():
+                quarantine.put_aside(self._disk, self.path, str(place.relative_to(self.path)))
+        segments.publish(self._disk, self.path, incoming.folder, incoming.segments)
         for name in _ORDER:
             if name in files and not (name == COMMIT_FILE and self._is_readable(run, seq)):
                 durable.replace_file(self._disk, incoming.folder / name, path / name)
@@ -222,9 +233,13 @@ class StoreTiers(StorePruning):
             ConflictError: the number is taken, or the claim is not this process's.
             StorageError: the disk refused.
         """
-        claim = claims.held_claim(self._run_folder(run))
-        if claim is None or record.run != self.read_run(run).id:
+        if claims.held_claim(self._run_folder(run)) is None or record.run != self.read_run(run).id:
             raise ConflictError(f"run {run!r} is not claimed, or is another one: nothing was taken in")
+        self._take_in(run, seq, incoming)
+
+    def _take_in(self, run: str, seq: int, incoming: Incoming) -> None:
+        claim = claims.held_claim(self._run_folder(run))
+        assert claim is not None
         claim.verify()
         durable.make_folders(self._disk, self.path / "runs" / run, "checkpoints")
         claim.next_seq = None
@@ -233,10 +248,11 @@ class StoreTiers(StorePruning):
         durable.publish_folder(self._disk, incoming.folder, self._checkpoint_path(run, seq))
         claim.beat(now=True)
 
-    def in_quarantine(self, run: str, seq: int) -> bool:
-        """Returns whether a checkpoint was put into quarantine, where a repair has left its tombstone."""
+    def was_put_aside(self, run: str, record: TombstoneRecord) -> bool:
+        """Returns whether a repair has left a tombstone, for what it found damaged or gone: nobody has pruned that."""
         folder = self.path / quarantine.FOLDER / "runs" / run / "checkpoints"
-        return any(folder.glob(f"{names.sequence_name(seq)}*"))
+        is_told = record.kind == record_types.LOST or record.reason.startswith(quarantine.REASON)
+        return is_told or any(folder.glob(f"{names.sequence_name(record.seq)}*"))
 
     def record_bytes(self, run: str, seq: int) -> tuple[CommitRecord | TombstoneRecord, bytes]:
         """Returns a checkpoint's record, verified, and its bytes; FileNotFoundError if it is gone, else as `index`."""
@@ -266,6 +282,21 @@ class StoreTiers(StorePruning):
     def small_file(self, run: str, file: str) -> bytes:
         """Returns the bytes of one of these files, or of the run's record; raises as reading them does."""
         return small_files.read(self.path, run, file)
+
+    def good_small(self, run: str, file: str) -> bytes | None:
+        """Returns the bytes of one of these files, or of the run's record, or None if it is gone or damaged."""
+        try:
+            data = self.small_file(run, file)
+            if file == RUN_FILE:
+                self.read_run(run)
+            self.check_small(run, file, data)
+        except (DamagedError, FormatError, FileNotFoundError):
+            return None
+        return data
+
+    def check_small(self, run: str, file: str, data: bytes) -> None:
+        """Raises DamagedError or FormatError if these bytes are not what the name of one of these files says."""
+        small_files.check(file, data, self.path / "runs" / run / file)
 
     def take_small(self, run: str, file: str, data: bytes) -> None:
         """Gives a run one of these files unless it has it; raises DamagedError, FormatError or StorageError."""

@@ -32,7 +32,7 @@ class SegmentUse:
             StorageError: a folder cannot be looked at for the moment.
         """
         used: set[str] = set()
-        runs = _runs(self._store.path)
+        runs = run_folders(self._store.path)
         for gone in self._found.keys() - runs:
             del self._found[gone]
             self._pruned.pop(gone, None)
@@ -68,13 +68,16 @@ class SegmentUse:
 
     def _gap(self, run: str, there: Collection[str]) -> int | None:
         """Returns a commit number of a run whose folder is missing, or None; the numbers before the last are taken."""
+        folder = self._store.path / "runs" / run
+        if not there and os.path.lexists(folder / RUN_FILE) and not os.path.lexists(folder / "checkpoints"):
+            return 1
         if not there or int(max(there)) == len(there):
             return None
         known = set(there)
         for seq in range(1, int(max(there))):
             name = names.sequence_name(seq)
             # a list made beside a save may have the newer of two folders alone
-            if name not in known and not os.path.lexists(self._store.path / "runs" / run / "checkpoints" / name):
+            if name not in known and not os.path.lexists(folder / "checkpoints" / name):
                 return seq
         return None
 
@@ -115,7 +118,7 @@ class SegmentUse:
             StorageError: a folder cannot be looked at for the moment.
         """
         found: dict[str, index.SegmentRecord] = {}
-        for run in sorted(_runs(self._store.path)):
+        for run in sorted(run_folders(self._store.path)):
             for seq in reversed(self._store.stamps(run, besides=self._pruned_in(run))):
                 if wanted <= found.keys():
                     return found
@@ -156,6 +159,16 @@ def by_saves(root: Path, *, besides: Collection[Path] = ()) -> set[str] | None:
     return used
 
 
+def homeless(root: Path) -> set[str]:
+    """Returns the ids of the segments that runs alone can use: no save has announced them, nor are they in quarantine.
+
+    Raises:
+        StorageError: as `by_saves`.
+    """
+    announced = by_saves(root)
+    return set() if announced is None else segments.files(root).keys() - announced - quarantine.segments_used(root)
+
+
 _OWN = {segments.FOLDER, segments.TRASH, "tmp", quarantine.FOLDER, archived.ARCHIVE}
 
 
@@ -185,7 +198,8 @@ def _folders(path: Path, *, besides: re.Pattern[str] | None = None) -> list[str]
     return [name for name in others if (path / name).is_dir() and not (path / name).is_symlink()]
 
 
-def _runs(root: Path) -> set[str]:
+def run_folders(root: Path) -> set[str]:
+    """Returns the names of the folders of runs, those included whose record is lost; raises StorageError."""
     # the folders, not the runs: checkpoints beside a lost run.json need their segments, too
     try:
         with os.scandir(root / "runs") as entries:

@@ -80,6 +80,13 @@ def needs(index: bytes) -> set[str]:
     return {f"segments/{each['id']}.h5" for each in json.loads(index).get("segments", ())}
 
 
+def a_segment(files: StoreFiles, seq: int = 2) -> str:
+    """A segment that this checkpoint uses and those before it do not."""
+    before = files.segment_ids(RUN, seq - 1)
+    (own,) = files.segment_ids(RUN, seq) - before
+    return f"segments/{own}.h5"
+
+
 def is_whole(there: dict[str, bytes], folder: str, originals: dict[str, bytes]) -> bool:
     """Whether all that a checkpoint needs lies somewhere, with the bytes that it had; `folder` ends with its number."""
     names = {f"{folder}/{file}" for file in ("commit.json", "leaves.json", "state.h5")}

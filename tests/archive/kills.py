@@ -192,7 +192,9 @@ def _unfinished(files: StoreFiles, server: FakeS3, originals: dict[str, bytes]) 
         if not name.endswith("/commit.json"):
             continue
         folder = name.rpartition("/")[0]
-        if b"simckpt tombstone" in here[name]:
+        if name not in here:
+            found.append(f"{name} is gone here")
+        elif b"simckpt tombstone" in here[name]:
             left = [key for key in there if key.startswith(folder) and key != name]
             found += [f"{key} was left in the archive" for key in left]
             found += [] if there.get(name) == here[name] else [f"{name} is no tombstone in the archive"]

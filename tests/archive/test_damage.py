@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import training
-from archive_helpers import RUN, archive, assert_restores, filled, kept_aside
+from archive_helpers import RUN, a_segment, archive, assert_restores, filled, kept_aside
 from maintenance_helpers import PLAIN
 from storage_helpers import snapshot
 from typer.testing import CliRunner
@@ -14,7 +14,6 @@ from simckpt.archive import naming
 from simckpt.cli import app
 from simckpt.errors import ArchiveDamagedError, ArchiveUnavailableError, DamagedError, DamageWarning
 from simckpt.maintenance.repair import repair
-from simckpt.storage import StoreFiles
 
 CHECKPOINT = f"runs/{RUN}/checkpoints/00000002"
 
@@ -23,13 +22,6 @@ def flip(path, at: int = -7) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-
-
-def a_segment(files: StoreFiles, seq: int = 2) -> str:
-    """A segment that this checkpoint uses and those before it do not."""
-    before = files.segment_ids(RUN, seq - 1)
-    (own,) = files.segment_ids(RUN, seq) - before
-    return f"segments/{own}.h5"
 
 
 @pytest.fixture
@@ -238,22 +230,24 @@ def test_a_check_says_how_many_it_did_not_look_at(files, tmp_path):
     assert "2 checkpoints in the archive alone, not looked at" in told
 
 
-def test_a_run_goes_on_from_an_older_one_if_the_newest_is_damaged_and_the_archive_away(tmp_path):
+@pytest.mark.parametrize("what", ["damaged", "evicted"])
+def test_a_run_waits_for_an_archive_out_of_reach_that_has_its_newest_checkpoint_unless_told_otherwise(tmp_path, what):
     store = simckpt.Store(tmp_path / "store")
     training.train(store, 30)
     store.archive(tmp_path / "archive").move()
-    (store.files.path / "runs/a/checkpoints/00000003/state.h5").write_bytes(b"")
+    if what == "damaged":
+        (store.files.path / "runs/a/checkpoints/00000003/state.h5").write_bytes(b"")
+    else:
+        store.files.evict("a", 3)
     (tmp_path / "archive").rename(tmp_path / "away")
-    with pytest.warns(DamageWarning, match="cannot be brought back.*is it mounted"):
-        training.train(store, 30)
+    for damaged in ("fall back", "raise"):
+        with pytest.raises(ArchiveUnavailableError, match=r"cannot be brought back.*is it mounted"):
+            training.train(store, 40, damaged=damaged)
     assert [each.step for each in store.run("a").checkpoints()] == [10, 20, 30]
-
-
-def test_a_run_whose_newest_is_in_an_archive_out_of_reach_does_not_go_on_from_an_older_one(tmp_path):
-    store = simckpt.Store(tmp_path / "store")
-    training.train(store, 30)
-    store.archive(tmp_path / "archive").move()
-    store.files.evict("a", 3)
-    (tmp_path / "archive").rename(tmp_path / "away")
-    with pytest.raises(ArchiveUnavailableError):
-        training.train(store, 40)
+    with pytest.warns(DamageWarning, match="cannot be brought back.*is it mounted"):
+        training.train(store, 40, damaged="fall back anyway")
+    assert [each.seq for each in store.run("a").checkpoints()] == [1, 2, 4, 5]
+    # and what was passed over comes back as it was
+    (tmp_path / "away").rename(tmp_path / "archive")
+    store.archive().fetch(store.run("a").checkpoints(abandoned=True)[2])
+    store.files.verify("a", 3)

@@ -198,7 +198,7 @@ def test_what_is_not_there_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["state.h5", "leaves.json", "commit.json", "segment", "manifest", "run.json"])
-def test_a_damaged_object_stops_a_pull_and_leaves_nothing_half(tmp_path, name):
+def test_a_damaged_object_is_told_by_a_pull_that_leaves_nothing_half(tmp_path, name):
     files, _ = filled(tmp_path / "here", 2)
     push(files, RUN, tmp_path / "place")
     places = {"segment": next(iter((tmp_path / "place/segments").iterdir())), "run.json": f"runs/{RUN}/run.json"}
@@ -217,7 +217,7 @@ def test_a_damaged_object_stops_a_pull_and_leaves_nothing_half(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["state.h5", "leaves.json", "segment", "manifest"])
-def test_a_missing_object_stops_a_pull_and_leaves_nothing_half(tmp_path, name):
+def test_a_missing_object_is_told_by_a_pull_that_leaves_nothing_half(tmp_path, name):
     files, _ = filled(tmp_path / "here", 2)
     push(files, RUN, tmp_path / "place")
     places = {"segment": next(iter((tmp_path / "place/segments").iterdir()))}

@@ -29,13 +29,15 @@ def advance(made: dict) -> None:
     made["loop"].step += 1
 
 
-def train(store: simckpt.Store, until: int, *, run: str = "a", keep=None, started=lambda: None) -> dict:
+def train(
+    store: simckpt.Store, until: int, *, run: str = "a", keep=None, started=lambda: None, damaged: str = "fall back"
+) -> dict:
     """Trains to a step, going on where the store has it; returns the parts."""
     made = parts()
     with store.start(run) as opened:
         checkpointer = opened.checkpointer(made, save_when=simckpt.EverySteps(10), keep=keep)
         with checkpointer:
-            checkpointer.restore_latest()
+            checkpointer.restore_latest(damaged=damaged)
             started()
             while made["loop"].step < until:
                 advance(made)

@@ -25,7 +25,7 @@ from maintenance_helpers import (
 from typer.testing import CliRunner
 
 from simckpt.cli import app
-from simckpt.errors import StorageError, StoreError
+from simckpt.errors import DamagedError, SegmentsKeptError, StorageError, StoreError
 from simckpt.maintenance.check import Scope, check
 from simckpt.maintenance.repair import repair as repair_all
 from simckpt.storage import StoreFiles, processes
@@ -191,6 +191,69 @@ def test_a_checkpoint_under_another_number_is_told_by_its_own(store, how):
         assert number in each.problem
         assert ("remove it" if how == "copy" else f"rename it back to 0000000{number[-1]}") in each.advice
     assert bool(report.lost) == (how != "copy")
+    before = everything(store.path)
+    assert not repair(store.path)
+    assert everything(store.path) == before
+
+
+@pytest.mark.parametrize("name", [f"{RUN} (old)", ".hidden", f"../{RUN}"])
+def test_a_run_under_no_name_of_one_is_told_and_left_alone(store, name):
+    place, run = (store.path / "runs" / name).resolve(), store.path / "runs" / RUN
+    run.rename(place)
+    report = check(store.path, PLAIN)
+    # the branch's origin is not where it is looked for
+    assert damaged(report) == {str(place.relative_to(store.path)), f"runs/{BRANCH}/run.json"}
+    (told,) = (each for each in report.damage if each.kind == "place")
+    assert RUN in told.problem
+    assert f"move it back to runs/{RUN}" in told.advice
+    before = everything(store.path)
+    repair(store.path)
+    assert everything(store.path) == before
+    place.rename(run)
+    assert check(store.path, PLAIN)
+
+
+@pytest.mark.parametrize("where", ["away", "store/runs.bak"])
+def test_runs_that_have_gone_are_told_for_their_segments_are_here(store, where):
+    away = store.path.parent / where
+    (store.path / "runs").rename(away)
+    report = check(store.path, PLAIN)
+    assert [(each.kind, each.path) for each in report.damage] == [("folder", "runs")]
+    assert "put the folder itself back" in report.damage[0].advice
+    assert not repair(store.path)
+    away.rename(store.path / "runs")
+    assert check(store.path, PLAIN)
+
+
+def test_a_run_without_its_folder_of_checkpoints_is_told_and_does_not_begin_anew(store):
+    folder, away = store.path / CHECKPOINTS, store.path / "runs" / RUN / "checkpoints.bak"
+    folder.rename(away)
+    report = check(store.path, PLAIN)
+    assert ("folder", CHECKPOINTS) in {(each.kind, each.path) for each in report.damage}
+    with pytest.raises(DamagedError, match="put it back"):
+        StoreFiles.open(store.path).claim(RUN)
+    with pytest.raises(SegmentsKeptError):
+        StoreFiles.open(store.path).compact()
+    before = everything(store.path)
+    assert not repair(store.path)
+    assert everything(store.path) == before
+    away.rename(folder)
+    assert check(store.path, PLAIN)
+    StoreFiles.open(store.path).claim(RUN).release()
+
+
+@pytest.mark.parametrize("how", ["rename", "copy"])
+@pytest.mark.parametrize("seq", [3, 4])
+def test_a_checkpoint_under_no_number_is_told_and_nothing_takes_its_place(store, seq, how):
+    folder = store.path / CHECKPOINTS
+    if how == "copy":
+        shutil.copytree(folder / f"{seq:08d}", folder / "aside")
+    else:
+        (folder / f"{seq:08d}").rename(folder / "aside")
+    report = check(store.path, PLAIN)
+    assert [(each.kind, each.path) for each in report.damage] == [("place", f"{CHECKPOINTS}/aside")]
+    advice = "move it out" if how == "copy" else f"rename it back to {seq:08d}"
+    assert advice in report.damage[0].advice
     before = everything(store.path)
     assert not repair(store.path)
     assert everything(store.path) == before

@@ -23,6 +23,7 @@ from maintenance_helpers import (
     segment_of,
     twin_of,
 )
+from storage_helpers import run_record
 
 import simckpt
 from simckpt.ancestry import ancestry
@@ -93,7 +94,8 @@ def test_prunes_and_compact_work_again(store):
     store = StoreFiles.open(store.path)
     store.compact()
     shutil.rmtree(store.path / "quarantine")
-    store.compact()
+    # what was taken out may be put back, unless the user says that it will not
+    store.compact(unknown=True)
     left = {path.stem for path in (store.path / "segments").iterdir()}
     used = store.segment_ids(RUN, 4) | store.segment_ids(BRANCH, 1)
     assert left == used
@@ -314,3 +316,133 @@ def test_a_run_in_training_is_not_repaired_and_the_rest_is(store):
     }
     assert repair(store.path)
     assert check(store.path, PLAIN)
+
+
+def told(done: Repair) -> list[tuple[str, str, bool]]:
+    return [(action.path, action.text, bool(action.problem)) for action in done.actions]
+
+
+def test_a_segment_in_the_place_of_another_does_not_keep_the_rest_from_being_repaired(tmp_path):
+    paths = []
+    for name in ("store", "other"):
+        files, log = crash_helpers.new_store(tmp_path / name), Log()
+        files.write_run(RUN, run_record(RUN, id="d" * 32))
+        for _ in range(2):
+            log.add(20)
+            commit(files, log)
+        log.forget({path.stem for path in (files.path / "segments").iterdir()})
+        log.columns = ("rewards",)  # of which the segments so far have the name, and that of the last lacks all others
+        commit(files, log)
+        paths.append(files.path)
+    store = StoreFiles.open(paths[0])
+    (last,) = store.segment_ids(RUN, 3)
+    first = store.segment_ids(RUN, 1)
+    for identity in first:
+        shutil.copyfile(store.path / "segments" / f"{last}.h5", store.path / "segments" / f"{identity}.h5")
+    (store.path / FOLDER / "00000001" / "leaves.json").unlink()
+    dry = repair(store.path, dry_run=True)
+    done = repair(store.path)
+    assert told(done) == told(dry)
+    assert done
+    assert {seq for seq in (1, 2, 3) if isinstance(store.commit_record(RUN, seq), CommitRecord)} == {3}
+    assert check(store.path, PLAIN)
+
+
+def _run_record(store: StoreFiles) -> None:
+    # that of a run alone can be made anew
+    for run in (RUN, BRANCH):
+        (store.path / "runs" / run / "run.json").write_bytes(b"")
+        (
+            store.path / "runs" / run / "checkpoints" / ("00000001" if run == BRANCH else "00000003") / "state.h5"
+        ).unlink()
+
+
+def _renamed_run(store: StoreFiles) -> None:
+    (store.path / "runs" / BRANCH / "checkpoints" / "00000001" / "state.h5").unlink()
+    (store.path / "runs" / BRANCH).rename(store.path / "runs" / "another")
+
+
+def _segment_that_others_use(store: StoreFiles) -> None:
+    # the branch was saved without the column that gets damaged
+    log = Log(capacity=40, columns=("observations", "done", "half"))
+    leaves = {key: leaf for key, leaf in store.index(RUN, 3).leaves.items() if key != "replay/rewards"}
+    log.added = log.captured = 60
+    log.committed(type("Commit", (), {"leaves": leaves})())
+    log.add(10)
+    commit(store, log, BRANCH)
+    path = segment_of(store, 3)
+    flip(path, place_of(path, "replay/rewards")[0] * 8)
+
+
+def _folder_in_place_of_a_file(store: StoreFiles) -> None:
+    for name in ("state.h5", "leaves.json", "commit.json"):
+        path = store.path / FOLDER / {"state.h5": "00000002", "leaves.json": "00000003"}.get(name, "00000004") / name
+        path.unlink()
+        path.mkdir()
+
+
+def _link_in_place_of_a_file(store: StoreFiles) -> None:
+    for name in ("state.h5", "leaves.json", "commit.json"):
+        path = store.path / FOLDER / {"state.h5": "00000002", "leaves.json": "00000003"}.get(name, "00000004") / name
+        path.rename(store.path.parent / name)
+        path.symlink_to(store.path.parent / name)
+
+
+def _lost_index_of_a_damaged_segment(store: StoreFiles) -> None:
+    path = segment_of(store, 3)
+    flip(path, place_of(path, "replay/rewards")[0] * 8)
+    (store.path / FOLDER / "00000003" / "leaves.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _run_record,
+        _renamed_run,
+        _segment_that_others_use,
+        _folder_in_place_of_a_file,
+        _link_in_place_of_a_file,
+        _lost_index_of_a_damaged_segment,
+    ],
+)
+def test_a_repair_does_what_its_dry_run_has_said_and_cannot_do_what_that_has_said(store, damage):
+    damage(store)
+    before = everything(store.path)
+    dry = repair(store.path, dry_run=True)
+    assert everything(store.path) == before
+    done = repair(store.path)
+    assert told(done) == told(dry)
+    assert dry.actions
+    assert all(action.done != bool(action.problem) for action in done.actions)
+
+
+def test_a_dry_run_says_that_a_run_in_training_is_left_alone(store):
+    damage_arrays(store, 3)
+    ready, go = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        with StoreFiles.open(store.path).claim(RUN):
+            os.write(ready[1], b"x")
+            os.read(go[0], 1)
+        os._exit(0)
+    os.read(ready[0], 1)
+    try:
+        dry, done = repair(store.path, dry_run=True), repair(store.path)
+    finally:
+        os.write(go[1], b"x")
+        os.waitpid(child, 0)
+        for each in (*ready, *go):
+            os.close(each)
+    assert told(dry) == told(done)
+    assert [bool(action.problem) for action in dry.actions] == [True]
+    assert str(child) in dry.actions[0].problem
+
+
+def test_a_number_beyond_all_others_is_told_within_bounds(store):
+    # made up in a stranger's store: each number before it is missing
+    (store.path / FOLDER / "99999999").mkdir()
+    report = check(store.path, PLAIN)
+    assert not report
+    assert len(report.damage) < 2000
+    with pytest.raises(SegmentsKeptError):
+        StoreFiles.open(store.path).compact()

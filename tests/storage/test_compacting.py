@@ -1,5 +1,6 @@
 """What compacting finds and frees: what nobody refers to, and nothing else."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -75,13 +76,20 @@ def test_what_nobody_refers_to_is_found_and_freed_and_the_rest_stays(store, log)
     before = snapshot(store.path)
     sizes = leave_everything(store, log)
     sizes.pop("folders")
+    stranger = sizes.pop("segment")
     dirty = snapshot(store.path)
+    work = (dead().token("89abcdef"),)
     found = store.leftovers()
+    everything = store.leftovers(unknown=True)
     assert snapshot(store.path) == dirty
-    assert found == Leftovers((dead().token("89abcdef"),), (STRANGER, TRASHED), ((RUN, 2),), sum(sizes.values()))
+    assert found == Leftovers(work, (TRASHED,), ((RUN, 2),), sum(sizes.values()), (STRANGER,), stranger)
+    assert everything == Leftovers(work, (STRANGER, TRASHED), ((RUN, 2),), sum(sizes.values()) + stranger)
     assert store.compact() == found
+    assert snapshot(store.path).keys() - before.keys() == {f"segments/{STRANGER}.h5"}
+    assert store.compact() == replace(NOTHING, unknown=(STRANGER,), unknown_nbytes=stranger)
+    assert store.compact(unknown=True) == Leftovers((), (STRANGER,), (), stranger)
     assert snapshot(store.path) == before
-    assert store.compact() == NOTHING
+    assert store.compact(unknown=True) == NOTHING
     assert_holds(store, 3, log)
 
 
@@ -89,11 +97,13 @@ def test_the_public_store_compacts_and_only_says_so_in_a_dry_run(store, log):
     leave_everything(store, log)
     dirty = snapshot(store.path)
     public = Store(store.path)
-    found = public.compact(dry_run=True)
-    assert found
-    assert snapshot(store.path) == dirty
-    assert public.compact() == found
-    assert not public.compact(dry_run=True)
+    for unknown in (False, True):
+        found = public.compact(dry_run=True, unknown=unknown)
+        assert found
+        assert snapshot(store.path) == dirty
+        assert public.compact(unknown=unknown) == found
+        assert not public.compact(dry_run=True, unknown=unknown)
+        dirty = snapshot(store.path)
 
 
 def test_a_missing_store_is_not_made(tmp_path):
@@ -143,6 +153,84 @@ def test_a_used_segment_in_the_trash_is_read_and_comes_back(store, log):
     assert_holds(store, 3, log)
 
 
+def _run_away(root: Path) -> tuple[Path, Path]:
+    return root / "runs" / RUN, root.parent / RUN
+
+
+def _runs_away(root: Path) -> tuple[Path, Path]:
+    return root / "runs", root.parent / "runs"
+
+
+def _run_one_level_up(root: Path) -> tuple[Path, Path]:
+    return root / "runs" / RUN, root / RUN
+
+
+def _run_under_no_name_of_one(root: Path) -> tuple[Path, Path]:
+    return root / "runs" / RUN, root / "runs" / f"{RUN} (old)"
+
+
+def _run_of_another_name(root: Path) -> tuple[Path, Path]:
+    return root / "runs" / RUN, root / "runs" / "another"
+
+
+def _runs_renamed(root: Path) -> tuple[Path, Path]:
+    return root / "runs", root / "runs.bak"
+
+
+def _head_of_another_name(root: Path) -> tuple[Path, Path]:
+    return (path := root / "runs" / RUN / "checkpoints/00000003"), path.with_name("00000003.bak")
+
+
+def _first_away(root: Path) -> tuple[Path, Path]:
+    return root / "runs" / RUN / "checkpoints/00000001", root.parent / "00000001"
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        _run_away,
+        _runs_away,
+        _run_one_level_up,
+        _run_under_no_name_of_one,
+        _run_of_another_name,
+        _runs_renamed,
+        _head_of_another_name,
+        _first_away,
+    ],
+)
+def test_what_is_moved_away_and_put_back_comes_back_whole_whatever_was_compacted_meanwhile(store, log, moved):
+    log.forget(segment_files(store))  # the head shares no rows with the first
+    log.add(3)
+    save_log(store, log)
+    before = snapshot(store.path)
+    original, elsewhere = moved(store.path)
+    original.rename(elsewhere)
+    with contextlib.suppress(SegmentsKeptError):
+        StoreFiles.open(store.path).compact()
+    if not original.exists():
+        elsewhere.rename(original)
+    assert snapshot(store.path) == before
+    assert_holds(store, 4, log)
+
+
+def test_a_prune_frees_nothing_while_a_folder_that_is_missing_may_use_it(store, log):
+    first = checkpoint_folder(store, 1)
+    log.forget(segment_files(store))  # the rows of the first are those of the third as well, but not of the head
+    log.add(3)
+    save_log(store, log)
+    before = segment_files(store)
+    first.rename(store.path.parent / "aside")
+    with pytest.raises(SegmentsKeptError, match="missing"):
+        StoreFiles.open(store.path).prune(RUN, 3, "r")
+    assert segment_files(store) == before
+    (store.path.parent / "aside").rename(first)
+    again = StoreFiles.open(store.path)
+    again.verify(RUN, 1)
+    again.prune(RUN, 3, "r")
+    again.verify(RUN, 1)
+    again.verify(RUN, 4)
+
+
 @pytest.mark.parametrize("name", ["commit.json", "leaves.json"])
 def test_nothing_is_freed_while_it_is_not_known_what_is_used(store, log, name):
     path = checkpoint_folder(store, 3) / name
@@ -162,5 +250,5 @@ def test_a_disk_that_refuses_says_so_and_what_is_used_stays(store, log):
         StoreFiles.open(store.path, disk=RefusingDisk()).compact()
     assert caught.value.errno == errno.EROFS
     assert_holds(store, 3, log)
-    assert store.compact()
+    assert store.compact(unknown=True)
     assert store.compact() == NOTHING
