@@ -84,9 +84,9 @@ def test_the_script_is_the_plain_one_with_at_most_twenty_lines_that_are_new_or_o
     assert not any("simckpt" in line for line in plain)
 
 
-def test_a_killed_run_resumed_by_the_same_command_equals_the_undisturbed_one(tmp_path, start, capsys) -> None:
+def test_a_killed_run_resumed_by_the_same_command_equals_the_undisturbed_one(tmp_path, start) -> None:
     store = tmp_path / "store"
-    killed = start(store, "killed")
+    killed, undisturbed = start(store, "killed"), start(store, "undisturbed")
     # at the third evaluation the save of step 128 may still be in flight, and that of step 64 is not
     for line in killed.stdout:
         if line.startswith("evaluating at step=192"):
@@ -103,8 +103,7 @@ def test_a_killed_run_resumed_by_the_same_command_equals_the_undisturbed_one(tmp
     events = simckpt.Store(store).files.events("killed")
     assert [event["event"] for event in events].count("restored") == 1
 
-    train_here(store, "undisturbed")
-    assert capsys.readouterr().out.splitlines()[-1] == "complete step=768"
+    assert undisturbed.communicate()[0].splitlines()[-1] == "complete step=768"
     assert steps_of(store, "killed") == steps_of(store, "undisturbed") == STEPS
     pairs = zip(*(simckpt.Store(store).run(run).checkpoints() for run in ("killed", "undisturbed")), strict=True)
     assert [one.step for one, two in pairs if not compare(one, two).identical] == []
