@@ -12,8 +12,7 @@ from simckpt.archive.objects import Objects, lost
 from simckpt.errors import ArchiveDamagedError, ConflictError, DamagedError, FormatError, UnsupportedFormatError
 from simckpt.storage import archived, names, sealed, segments
 from simckpt.storage.archived import ArchivedRecord, Copied
-from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord, parse_commit, parse_store
-from simckpt.storage.state_file import STATE_FILE
+from simckpt.storage.records import FILE_NAME, CommitRecord, StoreRecord, TombstoneRecord, parse_commit, parse_store
 from simckpt.storage.store_reader import COMMIT_FILE, STORE_FILE
 
 Record = CommitRecord | TombstoneRecord
@@ -153,7 +152,9 @@ class Listing:
         """Returns (run, number) of the commits that have a state there; what was pruned has none."""
         found = [match for name in self.sizes if (match := _CHECKPOINT.fullmatch(name))]
         there = [(match[1], int(match[2])) for match in found]
-        return [each for each in there if file_object(*each, STATE_FILE) in self.sizes]
+        parts = (name.rpartition("/") for name in self.sizes)
+        with_state = {folder for folder, _, name in parts if archived.is_first_state(name)}
+        return [each for each in there if file_object(*each, COMMIT_FILE).rpartition("/")[0] in with_state]
 
     def runs(self) -> list[str]:
         """Returns the names of the runs, also of those whose record is gone."""
@@ -163,6 +164,13 @@ class Listing:
     def segments(self) -> set[str]:
         """Returns the ids of the segments."""
         return {match[1] for name in self.sizes if (match := _SEGMENT.fullmatch(name))}
+
+    def files(self, run: str, seq: int) -> list[str]:
+        """Returns the objects of a checkpoint's files but its record: arrays first, then indexes."""
+        prefix = file_object(run, seq, "")
+        found = [name.removeprefix(prefix) for name in self.sizes if name.startswith(prefix)]
+        ours = sorted((name for name in found if FILE_NAME.fullmatch(name)), key=lambda name: not name.endswith(".h5"))
+        return [prefix + name for name in ours]
 
     def has(self, name: str, copied: Copied) -> bool:
         """Returns whether there is an object of that name and size."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,9 @@ from simckpt.archive.uploading import describe
 from simckpt.errors import CheckpointNotFoundError, DamagedError, FormatError, StoreError
 from simckpt.storage import StoreFiles, archived, quarantine, segments
 from simckpt.storage.archived import ArchivedRecord, Copied
-from simckpt.storage.store_reader import COMMIT_FILE
 from simckpt.storage.store_tiers import Incoming
+
+_TRIES = 3  # to bring a checkpoint back that others are evicting at the same time
 
 
 def fetch(objects: Objects, files: StoreFiles, run: str, seq: int) -> list[str]:
@@ -34,6 +36,17 @@ def fetch(objects: Objects, files: StoreFiles, run: str, seq: int) -> list[str]:
         StorageError: the disk refused.
     """
     record = _record(objects, files, run, seq)
+    folder, brought = files.folder_of(run, seq), list[str]()
+    for _ in range(_TRIES):
+        brought += _fetch(objects, files, run, record)
+        # an eviction by another process may have gone on with the others until the first state was back
+        if all(os.path.lexists(folder / name) for name in record.files):
+            break
+    return list(dict.fromkeys(brought))
+
+
+def _fetch(objects: Objects, files: StoreFiles, run: str, record: ArchivedRecord) -> list[str]:
+    seq = record.seq
     # announced before the look, so that no pruner frees what is here
     with files.incoming(run, uses=record.segments, made=record.segments) as incoming:
         wanted, gone = _missing(files, run, record)
@@ -65,10 +78,10 @@ def _missing(files: StoreFiles, run: str, record: ArchivedRecord) -> tuple[list[
     Raises:
         StorageError: a folder that they belong into is a symbolic link: nothing is written behind it.
     """
-    paths = files.files_of(run, record.seq)
-    for folder in (paths[COMMIT_FILE].parent, files.path / segments.FOLDER):
+    checkpoint = files.folder_of(run, record.seq)
+    for folder in (checkpoint, files.path / segments.FOLDER):
         quarantine.check_inside(files.path, *folder.relative_to(files.path).parts)
-    wanted = [name for name, copied in record.files.items() if not is_here(paths[name], copied)]
+    wanted = [name for name, copied in record.files.items() if not is_here(checkpoint / name, copied)]
     return wanted, [each for each, copied in record.segments.items() if not is_here(files.segment_file(each), copied)]
 
 

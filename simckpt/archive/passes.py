@@ -24,10 +24,9 @@ from simckpt.errors import (
 )
 from simckpt.policies import KeepPolicy, retain
 from simckpt.run import Run
-from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord
+from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord, archived
 from simckpt.storage.archived import ArchivedRecord
-from simckpt.storage.index import INDEX_FILE
-from simckpt.storage.state_file import STATE_FILE
+from simckpt.storage.store_reader import COMMIT_FILE
 
 
 @dataclass
@@ -137,10 +136,14 @@ class Pass:
             with self._problems(f"checkpoint {record.id} of run {name!r}"):
                 if isinstance(record, TombstoneRecord):
                     self._remove(name, record, known.get(record.seq))
-                elif record.seq in evicted or not self._files.files_of(name, record.seq)[STATE_FILE].exists():
+                elif record.seq in evicted or not self._has_state(name, record):
                     self._look_after(name, record, known.get(record.seq))
                 else:
                     self._bring(name, record, known.get(record.seq))
+
+    def _has_state(self, run: str, record: CommitRecord) -> bool:
+        first = next(filter(archived.is_first_state, record.names), COMMIT_FILE)
+        return (self._files.folder_of(run, record.seq) / first).exists()
 
     def _bring(self, run: str, record: CommitRecord, known: ArchivedRecord | None) -> None:
         if known is not None and known.checkpoint == record.id and self._listing.holds(run, known):
@@ -204,7 +207,9 @@ class Pass:
 
     def _is_back(self, run: str, record: ArchivedRecord) -> bool:
         """Returns whether a checkpoint came back from the archive a short while ago: somebody is at work with it."""
-        noted, state = self._files.archived_file(run, record.seq), self._files.files_of(run, record.seq)[STATE_FILE]
+        noted = self._files.archived_file(run, record.seq)
+        first = next((name for name in record.files if archived.is_first_state(name)), COMMIT_FILE)
+        state = self._files.folder_of(run, record.seq) / first
         with contextlib.suppress(FileNotFoundError):
             came = state.stat().st_mtime
             return came > noted.stat().st_mtime and 0 <= time.time() - came < self._keep_fetched
@@ -232,7 +237,7 @@ class Pass:
         self._objects.put(commit, data)
         self._listing.sizes[commit] = len(data)
         # the manifest last: as long as it is there, a pass has something to do
-        for name in (*(contents.file_object(run, record.seq, file) for file in (STATE_FILE, INDEX_FILE)), manifest):
+        for name in (*self._listing.files(run, record.seq), manifest):
             self._objects.delete(name)
             self._listing.sizes.pop(name, None)
         self._files.forget_archived(run, record.seq)

@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from simckpt.archive import contents, fetching
 from simckpt.archive.archive import Archive
@@ -32,8 +33,7 @@ from simckpt.errors import (
     FormatError,
     RunNotFoundError,
 )
-from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord, digests, segments
-from simckpt.storage.index import INDEX_FILE
+from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord, indexes, segments
 from simckpt.storage.starts import STARTS
 from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE, STORE_FILE
 from simckpt.storage.store_tiers import Incoming
@@ -341,12 +341,12 @@ def _pull_commit(
 
 def _check_vouched(record: CommitRecord, incoming: Incoming) -> None:
     """Raises ArchiveDamagedError if the files that came are not those that the commit record vouches for."""
-    for file in record.files:
-        path = incoming.folder / file.name
-        if not path.exists() or path.stat().st_size != file.size:
-            raise ArchiveDamagedError(f"{file.name} of checkpoint {record.id} is another one in the archive", path=path)
-    if not digests.matches((incoming.folder / INDEX_FILE).read_bytes(), record.file(INDEX_FILE).digest):
-        raise ArchiveDamagedError(f"the index of checkpoint {record.id} is another one in the archive", path=INDEX_FILE)
+    try:
+        indexes.check_files(incoming.folder, record)
+    except (DamagedError, FormatError) as error:
+        name = Path(error.path).name if isinstance(error, DamagedError) else COMMIT_FILE
+        message = f"{name} of checkpoint {record.id} is another one in the archive"
+        raise ArchiveDamagedError(message, path=name) from error
 
 
 def _line(files: StoreFiles, run: str) -> Iterator[RunRecord]:

@@ -14,10 +14,8 @@ from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord
 from simckpt.storage.archived import ArchivedRecord, Copied
 from simckpt.storage.durable import CHUNK
 from simckpt.storage.index import INDEX_FILE
-from simckpt.storage.state_file import STATE_FILE
+from simckpt.storage.records import SHARDS_FILE
 from simckpt.storage.store_reader import COMMIT_FILE
-
-_FILES = (STATE_FILE, INDEX_FILE)
 
 
 class Uploads:
@@ -76,14 +74,14 @@ class Uploads:
                     name = contents.segment_object(identity)
                     self._bring(name, self._files.segment_file(identity), copied)
                     self._verified[identity] = copied
-            paths = self._files.files_of(run, seq)
-            for file in _FILES:
-                self._bring(contents.file_object(run, seq, file), paths[file], record.files[file])
+            folder = self._files.folder_of(run, seq)
+            for file, copied in record.files.items():
+                if file != COMMIT_FILE:
+                    self._bring(contents.file_object(run, seq, file), folder / file, copied)
         except FileNotFoundError as error:
             self._files.segment_ids(run, seq)  # pruned meanwhile, or evicted by somebody else
-            raise DamagedError(
-                f"files of checkpoint {seq} of run {run!r} are gone", path=self._files.files_of(run, seq)[STATE_FILE]
-            ) from error
+            where = Path(error.filename) if error.filename else self._files.folder_of(run, seq)
+            raise DamagedError(f"files of checkpoint {seq} of run {run!r} are gone", path=where) from error
         if self._objects.read(contents.manifest_object(run, seq)) != record.to_bytes():
             raise lost(self._objects.place, contents.manifest_object(run, seq), "is not what was written there")
         self.commit(run, seq)
@@ -92,14 +90,16 @@ class Uploads:
     def _describe(self, run: str, seq: int) -> ArchivedRecord:
         """Returns what is to be uploaded, every byte of it verified that this process has not yet uploaded."""
         index = self._files.verify(run, seq, besides=self._verified)
-        paths = self._files.files_of(run, seq)
+        folder = self._files.folder_of(run, seq)
         segments = {
             identity: self._verified.get(identity) or describe(self._files.segment_file(identity))
             for identity in index.segments
         }
         _, data = self._files.record_bytes(run, seq)
-        files = {file: describe(paths[file]) for file in _FILES} | {COMMIT_FILE: describe(data)}
         commit = index.commit
+        # arrays first, and last what vouches for the rest
+        names = sorted(commit.names, key=lambda name: (not name.endswith(".h5"), name in (INDEX_FILE, SHARDS_FILE)))
+        files = {name: describe(folder / name) for name in names} | {COMMIT_FILE: describe(data)}
         return ArchivedRecord(commit.id, commit.run, seq, self._archive, files, segments)
 
     def _claim(self, run: str, record: ArchivedRecord) -> None:

@@ -73,9 +73,8 @@ def _verify_there(
     if objects.read(manifest) != record.to_bytes():
         objects.put(manifest, record.to_bytes())
         found.repaired.append(f"{manifest} in the archive")
-    places = {
-        contents.file_object(run, record.seq, name): path for name, path in files.files_of(run, record.seq).items()
-    }
+    folder = files.folder_of(run, record.seq)
+    places = {contents.file_object(run, record.seq, name): folder / name for name in record.files}
     places |= {contents.segment_object(each): files.segment_file(each) for each in record.segments}
     for name, copied in contents.expected(record, run).items():
         if name in seen:

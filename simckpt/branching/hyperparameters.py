@@ -203,7 +203,7 @@ class Hyperparameters:
                 "name it in from_args, for it is no hyperparameter then; otherwise it was lost before the state was "
                 "saved",
                 BranchWarning,
-                stacklevel=7,
+                stacklevel=9,
             )
 
     def watch_rates(self, rates: Iterable[Rate]) -> None:

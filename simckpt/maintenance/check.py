@@ -218,7 +218,7 @@ class _Check:
                     self._notes.count(checkpoints=1)
                 collect_needs(index, self._needs)
                 if self._scope.has(record.id):
-                    yield run.name, record, sum(file.size for file in record.files if file.covers == "metadata")
+                    yield run.name, record, sum(index.sizes.values())
 
     def _evicted(self, run: str) -> set[int]:
         try:
@@ -330,14 +330,15 @@ class _Check:
                 for identity in index.segments.keys() & troubles.keys():
                     trouble = troubles[identity]
                     everything = trouble.unchecked or trouble.missing
-                    leaves = [
-                        leaf.path
-                        for leaf in index
+                    found = (
+                        line.path
+                        for line in index.lines_in_segments
                         if any(
-                            piece.segment == identity and (everything or piece_key(leaf, place) in trouble.pieces)
-                            for place, piece in enumerate(leaf.pieces)
+                            piece.segment == identity and (everything or piece_key(line, place) in trouble.pieces)
+                            for place, piece in enumerate(line.pieces)
                         )
-                    ]
+                    )
+                    leaves = list(dict.fromkeys(found))
                     if leaves:
                         lost.setdefault(identity, []).append(affected(run.name, record, leaves=leaves))
                     elif everything or rest_key(index.segments[identity]) in trouble.rests:

@@ -199,7 +199,7 @@ class Search:
             f"run {self._run.name!r} goes on from checkpoint {checkpoint.id} at step {checkpoint.step:,}{where}, for "
             f"newer ones are damaged: {told}. What came after it is trained again; `simckpt check` shows all damage",
             DamageWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -246,7 +246,7 @@ def is_intact(files: StoreFiles, run: str, record: CommitRecord) -> bool:
         trouble = examine_segment(files, identity, need, quick=False, advance=_silent)
         used = {
             piece_key(leaf, place)
-            for leaf in index
+            for leaf in index.lines_in_segments
             for place, piece in enumerate(leaf.pieces)
             if piece.segment == identity
         }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from simckpt.errors import FormatError, StoreError
 from simckpt.state.leaf import Piece
@@ -15,6 +17,7 @@ from simckpt.storage import (
     RunRecord,
     StartRecord,
     StoreFiles,
+    copying,
     digests,
     hdf5_reader,
     index,
@@ -24,9 +27,9 @@ from simckpt.storage import (
 )
 from simckpt.storage.hdf5_reader import Dataset, Description
 from simckpt.storage.index import SegmentRecord
-from simckpt.storage.records import LOST, FileRecord
+from simckpt.storage.records import LOST, SHARDS_FILE, FileRecord, shards_of
+from simckpt.storage.shards import Listing
 from simckpt.storage.starts import STARTS, read_start
-from simckpt.storage.state_file import STATE_FILE
 
 _LIMIT = 1 << 28  # [bytes] of a structure that is read to know the order of leaves
 
@@ -81,24 +84,32 @@ def _first_start(store: StoreFiles, run: str, identity: str | None) -> StartReco
         return None
 
 
-def rebuilt_index(store: StoreFiles, run: str, seq: int) -> bytes | None:
-    """Returns the bytes of a lost index, or None. The digest in the commit record proves that they are the lost ones.
+def rebuilt_index(store: StoreFiles, run: str, seq: int, name: str = index.INDEX_FILE) -> bytes | None:
+    """Returns the bytes of a lost index, or None. A digest of another record proves that they are the lost ones.
 
-    Paths, shapes and places come from HDF5's own metadata, digests from the arrays themselves.
+    Paths, shapes and places come from HDF5's own metadata, digests from the arrays themselves. What names the files of
+    several ranks is made of these.
+
+    Args:
+        store: the files.
+        run: the run's name.
+        seq: commit number.
+        name: of the index.
     """
     try:
-        record = store.commit_record(run, seq)
-        if not isinstance(record, CommitRecord):
-            return None
-        wanted = record.file(index.INDEX_FILE)
+        wanted = store.index_record(run, seq, name)
         folder = store.path / "runs" / run / "checkpoints" / names.sequence_name(seq)
-        found = hdf5_reader.describe(folder / STATE_FILE)
-        with reader.opened_file(folder, STATE_FILE) as descriptor:
-            for leaves, known in _candidates(store, descriptor, found):
+        if name == SHARDS_FILE:
+            data = _listing(store, run, seq, folder)
+            return data if _is(data, wanted) else None
+        state = store.state_file_of(run, seq, name)
+        found = hdf5_reader.describe(folder / state)
+        with reader.opened_file(folder, state) as descriptor:
+            for leaves, known in _candidates(store, descriptor, found, state):
                 data = index.seal_index(leaves, known)
                 if _is(data, wanted):
                     return data
-    except (StoreError, OSError, ValueError):
+    except (StoreError, OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
     return None
 
@@ -107,28 +118,49 @@ def _is(data: bytes, wanted: FileRecord) -> bool:
     return len(data) == wanted.size and digests.matches(data, wanted.digest)
 
 
+def _listing(store: StoreFiles, run: str, seq: int, folder: Path) -> bytes:
+    """Returns the bytes of a `shards.json` that names the files which are there."""
+    record = store.commit_record(run, seq)
+    assert isinstance(record, CommitRecord)
+    states, indexes, used = [], [], dict[str, None]()
+    for shard in shards_of(record.shards):
+        path = folder / shard.index_file
+        data = reader.read_small(folder, shard.index_file, limit=index.INDEX_LIMIT, path=path)
+        indexes.append(FileRecord(shard.index_file, len(data), digests.digest(data), "file"))
+        leaves, segments = index.parse_index(data, path, file=shard.state_file)
+        used.update(dict.fromkeys(segments))
+        with reader.opened_file(folder, shard.state_file) as descriptor:
+            size = os.fstat(descriptor).st_size
+            rest = copying.digest_outside(
+                descriptor, [leaf for leaf in leaves.values() if not leaf.pieces], size, algorithm=digests.ALGORITHM
+            )
+        states.append(FileRecord(shard.state_file, size, rest, "metadata"))
+    return Listing(tuple(states), tuple(indexes), tuple(used)).to_bytes()
+
+
 def _candidates(
-    store: StoreFiles, descriptor: int, found: Description
+    store: StoreFiles, descriptor: int, found: Description, state: str
 ) -> Iterator[tuple[list[LeafRecord], dict[str, SegmentRecord]]]:
     """Yields the leaves of a file in the orders that their index may have had, and the segments they lie in."""
     known: dict[str, SegmentRecord] = {}
     described: dict[str, Description] = {}
-    leaves = [_leaf(store, descriptor, dataset, known, described) for dataset in found.datasets.values()]
+    leaves = [_leaf(store, descriptor, dataset, state, known, described) for dataset in found.datasets.values()]
     trees = {leaf.component: _bytes(descriptor, leaf) for leaf in leaves if leaf.key == names.STRUCTURE}
     components = sorted(leaves, key=lambda leaf: leaf.offset or 0)
     order = [leaf.component for leaf in components if leaf.key == names.STRUCTURE]
-    # the structure names the leaves in the order in which they were collected
-    yield (
-        sorted(
-            leaves,
-            key=lambda leaf: (
-                order.index(leaf.component),
-                leaf.key == names.STRUCTURE,
-                trees[leaf.component].find(b'"' + leaf.key.encode("ascii") + b'"'),
+    # the structure names the leaves in the order in which they were collected; another rank may have it
+    if all(leaf.component in trees for leaf in leaves):
+        yield (
+            sorted(
+                leaves,
+                key=lambda leaf: (
+                    order.index(leaf.component),
+                    leaf.key == names.STRUCTURE,
+                    trees[leaf.component].find(b'"' + leaf.key.encode("ascii") + b'"'),
+                ),
             ),
-        ),
-        known,
-    )
+            known,
+        )
     if not any(leaf.offset is None for leaf in leaves):
         yield components, known
 
@@ -137,6 +169,7 @@ def _leaf(
     store: StoreFiles,
     descriptor: int,
     dataset: Dataset,
+    state: str,
     known: dict[str, SegmentRecord],
     described: dict[str, Description],
 ) -> LeafRecord:
@@ -151,11 +184,14 @@ def _leaf(
         shape=shape,
         stored=dataset.dtype,
         stored_shape=dataset.shape,
-        file=STATE_FILE,
+        file=state,
         offset=dataset.offset,
         size=dataset.size,
         digest="",
     )
+    if "part" in dataset.attributes:
+        start, whole = json.loads(dataset.attributes["part"])
+        leaf = replace(leaf, part=tuple(start), shape=tuple(whole))
     if not dataset.sources:
         offset = dataset.offset or 0
         return replace(leaf, digest=_digest(descriptor, [(offset, offset + dataset.size)]))

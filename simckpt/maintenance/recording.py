@@ -36,7 +36,7 @@ from simckpt.storage import (
     segments,
 )
 from simckpt.storage.index import INDEX_FILE, INDEX_LIMIT
-from simckpt.storage.records import RECORD_LIMIT, parse_store
+from simckpt.storage.records import RECORD_LIMIT, SHARDS_FILE, parse_store
 from simckpt.storage.run_records import parse_run
 from simckpt.storage.starts import START_LIMIT, STARTS, parse_start
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE, Stamp, stamp
@@ -309,14 +309,15 @@ def _is_misplaced_commit(store: StoreFiles, run: Run, seq: int, notes: Notes) ->
 
 def _belongs(store: StoreFiles, where: str, record: CommitRecord | TombstoneRecord) -> bool:
     """Returns whether what lies in a folder is that of the record in it, which was not put there alone."""
-    path = store.path / where / INDEX_FILE
+    name = SHARDS_FILE if isinstance(record, CommitRecord) and record.shards else INDEX_FILE
+    path = store.path / where / name
     try:
-        data = reader.read_small(store.path, *where.split("/"), INDEX_FILE, limit=INDEX_LIMIT, path=path)
+        data = reader.read_small(store.path, *where.split("/"), name, limit=INDEX_LIMIT, path=path)
     except FileNotFoundError:
         return isinstance(record, TombstoneRecord)
     except StoreError:
         return False
-    return isinstance(record, CommitRecord) and digests.matches(data, record.file(INDEX_FILE).digest)
+    return isinstance(record, CommitRecord) and digests.matches(data, record.file(name).digest)
 
 
 def size_of(path: os.PathLike[str]) -> int:
@@ -397,7 +398,7 @@ def _examine_archived(store: StoreFiles, run: Run, notes: Notes) -> None:
             continue
         run.archived.add(int(seq))
         parse = functools.partial(archived.parse_archived, seq=int(seq))
-        _examine_small(store, where, parse, "archive", RECORD_LIMIT, notes, run.name, (), list)
+        _examine_small(store, where, parse, "archive", archived.ARCHIVED_LIMIT, notes, run.name, (), list)
 
 
 def _examine_claim(store: StoreFiles, run: str, notes: Notes) -> None:

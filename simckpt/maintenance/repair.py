@@ -17,6 +17,7 @@ from simckpt.errors import (
     ArchiveDamagedError,
     ArchiveUnavailableError,
     CheckpointNotFoundError,
+    DamagedError,
     RunLockedError,
     SimckptError,
     StorageError,
@@ -27,6 +28,7 @@ from simckpt.maintenance.findings import OUT_OF_PLACE, Affected, Finding, Report
 from simckpt.maintenance.lineage import MISSING
 from simckpt.maintenance.rebuilding import rebuilt_index, rebuilt_run
 from simckpt.storage import CommitRecord, StoreFiles, archived, claims, index, marks, names, quarantine, usage
+from simckpt.storage.records import SHARDS_FILE
 
 _LEFT = ("rest", "segment rest", "structure", "claim", "archive")  # kinds of damage
 _OF_FILES = ("commit record", "index", "leaves", "rest", "structure", "segment", "segment rest")
@@ -277,14 +279,34 @@ class _Repairer:
 
     def _rewrite_index(self, finding: Finding) -> Iterator[Action]:
         (told,) = finding.affected
-        data = rebuilt_index(self._store, told.run, told.seq)
-        if data is not None:
+        path: str | None = finding.path
+        used: set[str] = set()
+        while path is not None:
+            name = path.rpartition("/")[2]
+            data = rebuilt_index(self._store, told.run, told.seq, name)
+            if data is None:
+                return
             text = "is made anew from the HDF5 files; its digest proves that it is the lost one"
-            rewrite = functools.partial(self._store.rewrite_index, told.run, told.seq, data)
-            action = self._do(finding.path, text, rewrite, claiming=told.run)
-            if not action.problem:
-                self._rebuilt[told.run, told.seq] = index.parse_segment_ids(data, finding.path)
+            write = functools.partial(self._store.rewrite_index, told.run, told.seq, data, name)
+            action = self._do(path, text, write, claiming=told.run)
+            used |= frozenset() if name == SHARDS_FILE else index.parse_segment_ids(data, path)
             yield action
+            if action.problem:
+                return
+            before, path = path, None if self._dry_run else self._next_index(told)
+            if path == before:
+                return
+        self._rebuilt[told.run, told.seq] = used
+
+    def _next_index(self, told: Affected) -> str | None:
+        """Returns which index of a checkpoint of several ranks is damaged, too, now that one was made anew."""
+        try:
+            self._store.index(told.run, told.seq)
+        except DamagedError as error:
+            return os.path.relpath(error.path, self._store.path)
+        except StoreError:
+            return _folder(told.run, told.seq)
+        return None
 
     def _quarantine_checkpoints(self) -> Iterator[Action]:
         # what is out of place comes back whole once it has been put back

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from simckpt.errors import FormatError, StoreError
 from simckpt.maintenance.findings import DAMAGE, UNCHECKED, Notes, problem
 from simckpt.maintenance.verifying import affected, folder_of
-from simckpt.storage import CommitRecord, Index, LeafRecord, StoreFiles, hdf5_reader, names, segments
+from simckpt.storage import CommitRecord, Index, LeafRecord, Shard, StoreFiles, hdf5_reader, names, segments, state_file
 from simckpt.storage.hdf5_reader import Dataset, Description
 
 
@@ -24,10 +24,12 @@ class Structures:
 
     def examine(self, run: str, index: Index, notes: Notes) -> None:
         """Adds what differs between a checkpoint's index and its files, of which every byte was verified."""
-        for file in index.commit.files:
-            leaves = [leaf for leaf in index if leaf.file == file.name or (leaf.pieces and file.name == "state.h5")]
+        by_file = index.lines_by_file()
+        by_rank = _in_segments(index)
+        for file in index.files:
             if file.covers != "metadata":
                 continue
+            leaves = by_file[file.name] + by_rank.get(file.name, [])
             where = f"{folder_of(run, index.commit.seq)}/{file.name}"
             try:
                 key = file.size, file.digest
@@ -63,13 +65,24 @@ def _differences(found: Description, leaves: list[LeafRecord], index: Index) -> 
             yield f"{path!r} is {there}, by the index {leaf.stored}{list(leaf.stored_shape)}"
         elif (dataset.offset, dataset.size) != (leaf.offset, leaf.size):
             yield f"{path!r} begins at byte {dataset.offset}, by the index at {leaf.offset}"
+        elif dataset.attributes.get("part") != state_file.part_text(leaf.part, leaf.shape):
+            yield f"{path!r} is said to be another part than by the index"
         elif dataset.attributes.get("kind") != leaf.kind:
             yield f"{path!r} is of kind {dataset.attributes.get('kind')!r}, by the index {leaf.kind!r}"
         elif _sources(dataset) != _meant(leaf, index):
             yield f"the rows of {path!r} come from other places than by the index"
-    for component in index.components:
+    for component in dict.fromkeys(leaf.component for leaf in leaves):
         if found.groups.get(names.encode_part(component), {}).get("kind") != "component":
             yield f"the component {component!r} is no group that says so"
+
+
+def _in_segments(index: Index) -> dict[str, list[LeafRecord]]:
+    """Returns {file: what it shows of segments} of the files of a checkpoint."""
+    found: dict[str, list[LeafRecord]] = {}
+    for line in index.lines_in_segments:
+        name = state_file.STATE_FILE if line.rank is None else Shard(line.rank, index.shards).state_file
+        found.setdefault(name, []).append(line)
+    return found
 
 
 def _sources(dataset: Dataset) -> list[tuple[str, str, int, int]]:

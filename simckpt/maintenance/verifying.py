@@ -21,9 +21,9 @@ from simckpt.storage import (
     segments,
 )
 from simckpt.storage.index import INDEX_FILE, SegmentRecord
-from simckpt.storage.records import RECORD_LIMIT, FileRecord
+from simckpt.storage.records import SHARDS_FILE, FileRecord
 from simckpt.storage.store_reader import COMMIT_FILE
-from simckpt.storage.work import JOB_FILE
+from simckpt.storage.work import JOB_FILE, JOB_LIMIT
 
 Advance = Callable[[int], None]  # told how many bytes were read
 
@@ -104,43 +104,53 @@ def examine_references(store: StoreFiles, run: str, record: CommitRecord, notes:
     where = folder_of(run, record.seq)
     lost = affected(run, record)
     index: Index | None = None
+    naming = f"{where}/{SHARDS_FILE if record.shards else INDEX_FILE}"
+    by_file: dict[str, list[LeafRecord]] = {}
     try:
         index = store.index(run, record.seq)
-        pieces.check_overlaps([leaf for leaf in index if leaf.pieces], store.path / where)
-        for file in record.files:
-            if file.covers == "metadata":
-                reader.check_bounds([leaf for leaf in index if leaf.file == file.name], file.size, store.path / where)
-        strangers = {leaf.file for leaf in index if not leaf.pieces} - {file.name for file in record.files}
-        if strangers:
-            raise FormatError(f"{where}/{INDEX_FILE} refers to {min(strangers)}, which the commit record does not name")
+        pieces.check_overlaps(index.lines_in_segments, store.path / where)
+        by_file, sizes = index.lines_by_file(), index.sizes
+        if strangers := by_file.keys() - sizes.keys():
+            raise FormatError(f"{naming} refers to {min(strangers)}, which the records of the checkpoint do not name")
+        for name, lines in by_file.items():
+            reader.check_bounds(lines, sizes[name], store.path / where)
         if len(index.segments) != record.segments:
-            raise FormatError(
-                f"{where}/{INDEX_FILE} names {len(index.segments)} segments, the commit record {record.segments}"
-            )
-        notes.count(records=1, nbytes=record.file(INDEX_FILE).size)
+            raise FormatError(f"{naming} names {len(index.segments)} segments, the commit record {record.segments}")
+        indexes = [file for file in index.files if file.covers == "file"]
+        notes.count(records=len(indexes), nbytes=sum(file.size for file in indexes))
     except (UnsupportedFormatError, StorageError) as error:
         text = problem(error, store.path)
-        notes.add(UNCHECKED, "index", f"{where}/{INDEX_FILE}", text, run=run, affected=(lost,))
+        notes.add(UNCHECKED, "index", naming, text, run=run, affected=(lost,))
         return None
     except StoreError as error:
         text = problem(error, store.path)
-        notes.add(DAMAGE, "index", f"{where}/{INDEX_FILE}", text, run=run, affected=(lost,))
+        notes.add(DAMAGE, "index", _blamed(store, where, naming, error), text, run=run, affected=(lost,))
         index = None
-    for file in record.files:
-        if file.name != INDEX_FILE:
-            _examine_size(store, run, record, file, index, notes)
+    files = record.files if index is None else index.files
+    for file in files:
+        if file.covers == "metadata":
+            _examine_size(store, run, record, file, by_file.get(file.name, []) if index else None, notes)
     _examine_neighbours(store, run, record, notes)
     return index
 
 
+def _blamed(store: StoreFiles, where: str, naming: str, error: StoreError) -> str:
+    """Returns which record of a checkpoint an error of its index is about, as seen from the store."""
+    if isinstance(error, DamagedError):
+        blamed = os.path.relpath(error.path, store.path)
+        if os.path.dirname(blamed) == where:  # noqa: PTH120 a text, as findings have it
+            return blamed
+    return naming
+
+
 def _examine_size(
-    store: StoreFiles, run: str, record: CommitRecord, file: FileRecord, index: Index | None, notes: Notes
+    store: StoreFiles, run: str, record: CommitRecord, file: FileRecord, lines: list[LeafRecord] | None, notes: Notes
 ) -> None:
     where = f"{folder_of(run, record.seq)}/{file.name}"
     try:
         size = os.lstat(store.path / where).st_size
     except OSError as error:
-        leaves = () if index is None else tuple(leaf.path for leaf in index if leaf.file == file.name)
+        leaves = tuple(line.path for line in lines or ())
         text = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be looked at: {error.strerror}"
         told = affected(run, record, leaves=leaves)
         severity = DAMAGE if isinstance(error, FileNotFoundError) else UNCHECKED
@@ -149,8 +159,8 @@ def _examine_size(
     if size == file.size:
         return
     text = f"has {size} of {file.size} bytes"
-    cut = [leaf.path for leaf in index or () if leaf.file == file.name and _end(leaf) > size]
-    if cut or (index is None and size < file.size):
+    cut = [line.path for line in lines or () if _end(line) > size]
+    if cut or (lines is None and size < file.size):
         notes.add(DAMAGE, "leaves", where, text, run=run, affected=(affected(run, record, leaves=cut),))
     else:
         notes.add(DAMAGE, "rest", where, text, run=run, affected=(affected(run, record, restorable=True),))
@@ -167,13 +177,13 @@ def _examine_neighbours(store: StoreFiles, run: str, record: CommitRecord, notes
         found = {path.name for path in (store.path / where).iterdir()}
     except OSError:
         return  # what the record names is missing: that is told already
-    for name in sorted(found - {COMMIT_FILE, JOB_FILE} - {file.name for file in record.files}):
+    for name in sorted(found - {COMMIT_FILE, JOB_FILE, *record.names}):
         notes.add(FOREIGN, "foreign", f"{where}/{name}", "is no file of the checkpoint", run=run)
     if JOB_FILE in found:
         path = store.path / where / JOB_FILE
         told = affected(run, record, restorable=True)
         try:
-            data = reader.read_small(store.path, *where.split("/"), JOB_FILE, limit=RECORD_LIMIT, path=path)
+            data = reader.read_small(store.path, *where.split("/"), JOB_FILE, limit=JOB_LIMIT, path=path)
             sealed.unseal(data, "job", path=path)
             notes.count(records=1, nbytes=len(data))
         except FileNotFoundError:
@@ -194,11 +204,12 @@ def examine_arrays(store: StoreFiles, run: str, index: Index, notes: Notes, adva
         notes: receive what is found.
         advance: told of bytes.
     """
-    for file in index.commit.files:
-        if file.name == INDEX_FILE:
+    by_file = index.lines_by_file()
+    for file in index.files:
+        if file.covers != "metadata":
             continue
         where = f"{folder_of(run, index.commit.seq)}/{file.name}"
-        leaves = [leaf for leaf in index if leaf.file == file.name] if file.covers == "metadata" else []
+        leaves = by_file[file.name]
         try:
             with reader.opened_file(store.path, *where.split("/")) as descriptor:
                 _examine_file(descriptor, file, leaves, (run, index.commit, where), notes, advance)
@@ -229,14 +240,13 @@ def _examine_file(
         read += nbytes
         advance(nbytes)
 
-    damaged = [
-        leaf.path for leaf in leaves if not _holds(descriptor, [(leaf.offset or 0, _end(leaf))], leaf.digest, note)
-    ]
+    bad = [leaf for leaf in leaves if not _holds(descriptor, [(leaf.offset or 0, _end(leaf))], leaf.digest, note)]
+    damaged, titles = [leaf.path for leaf in bad], [leaf.title for leaf in bad]
     gaps = list(_between([(leaf.offset, _end(leaf)) for leaf in leaves if leaf.offset is not None], file.size))
     whole = _holds(descriptor, gaps, file.digest, note)
     length = "" if size == file.size else f" (it has {size} of {file.size} bytes)"
     if damaged or (not leaves and not whole):
-        text = f"is damaged{length}: {reader.enumerate_paths(damaged) or 'its bytes'} differ from their digests"
+        text = f"is damaged{length}: {reader.enumerate_paths(titles) or 'its bytes'} differ from their digests"
         notes.add(DAMAGE, "leaves", where, text, run=run, affected=(affected(run, record, leaves=damaged),))
     elif leaves and (not whole or length):
         text = f"is damaged outside of its arrays{length}"
@@ -314,6 +324,6 @@ def collect_needs(index: Index, needs: dict[str, Needs]) -> None:
     """Adds what a checkpoint uses of segments."""
     for identity, segment in index.segments.items():
         needs.setdefault(identity, Needs()).rests.add(rest_key(segment))
-    for leaf in index:
+    for leaf in index.lines_in_segments:
         for place, piece in enumerate(leaf.pieces):
             needs[piece.segment].pieces.add(piece_key(leaf, place))

@@ -14,7 +14,7 @@ import numpy as np
 
 from simckpt.errors import FormatError
 from simckpt.state import arrays, atoms, paths
-from simckpt.state.leaf import Leaf
+from simckpt.state.leaf import Leaf, PartLeaf
 from simckpt.state.nodes import INCOMPARABLE
 from simckpt.state.tree import Encoded, encode
 
@@ -139,6 +139,11 @@ def compare_leaves(a: Leaf, b: Leaf) -> tuple[str, float | None] | None:
         return f"dtype {a.dtype} and {b.dtype}", None
     if tuple(a.shape) != tuple(b.shape):
         return f"shape {tuple(a.shape)} and {tuple(b.shape)}", None
+    if isinstance(a, PartLeaf) or isinstance(b, PartLeaf):
+        places = [_place(leaf) for leaf in (a, b)]
+        if places[0] != places[1]:
+            return f"the part {places[0]} and {places[1]} of {tuple(a.shape)}", None
+        a, b = (Leaf(leaf.data, leaf.dtype, place[1], leaf.kind) for leaf, place in zip((a, b), places, strict=True))
     if np.array_equal(_bits(a), _bits(b)):
         return None
     what = f"{_count(a, b)} of {math.prod(a.shape)} elements differ"
@@ -174,6 +179,13 @@ def leaf_distance(a: Leaf, b: Leaf) -> tuple[float, float] | None:
 def _largest(apart: Any, a: Any, b: Any) -> float:
     both_nan = np.isnan(a) & np.isnan(b)
     return float(np.max(np.where(both_nan, 0, apart))) if apart.size else 0.0
+
+
+def _place(leaf: Leaf) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns (offset, shape) of what a leaf holds of its array."""
+    if isinstance(leaf, PartLeaf):
+        return tuple(leaf.offset), leaf.part_shape
+    return (0,) * len(leaf.shape), tuple(leaf.shape)
 
 
 def _count(a: Leaf, b: Leaf) -> int:

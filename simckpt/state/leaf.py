@@ -58,3 +58,34 @@ class LogLeaf(Leaf):
     """
 
     pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PartLeaf(Leaf):
+    """A part of an array that several ranks hold together; the parts of all of them tile the whole.
+
+    Attributes:
+        data: the part's bytes; its shape is `part_shape`, with one axis more where `Leaf` says so.
+        shape: the true shape of the whole array.
+        offset: where the part starts in the whole, a place for each axis.
+    """
+
+    offset: tuple[int, ...] = ()
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The part's own true shape; it may be empty along an axis."""
+        return tuple(self.data.shape[: len(self.shape)])
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A box of an array: what a rank wants of a whole that others hold in parts.
+
+    Attributes:
+        offset: where it starts in the whole, a place for each axis.
+        shape: how far it goes along each axis; it may be empty.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]

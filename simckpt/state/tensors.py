@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from simckpt.errors import FormatError, UnsupportedFormatError
+from simckpt.errors import FormatError, StateMismatchError, UnsupportedFormatError
 from simckpt.state import arrays, atoms, staging
-from simckpt.state.leaf import Leaf
+from simckpt.state.leaf import Leaf, PartLeaf
 from simckpt.state.registry import Handler, LeafKind, add_leaf, handlers, leaf_handler, leaf_kinds, resolvers
 from simckpt.state.walk import Walker, refusal
 
@@ -20,6 +21,9 @@ _SHARED = frozenset(
     | {"float16", "float32", "float64", "complex64", "complex128"}
 )
 _STORED_AS = {1: "uint8", 2: "uint16"}
+
+# {class of live tensors that several ranks hold in parts: what puts a leaf into its layout}; see distributed/tensors.py
+in_parts: dict[type, Callable[[Leaf, Any], Any]] = {}
 
 
 @functools.cache
@@ -72,8 +76,14 @@ def tensor_from_leaf(leaf: Leaf, template: Any) -> Any:
 
     Raises:
         FormatError: bytes, dtype and shape contradict each other.
+        StateMismatchError: the leaf is a part, and the live tensor is whole, or is another part.
         UnsupportedFormatError: torch is missing, or too old for the dtype.
     """
+    if (place := in_parts.get(type(template))) is not None:
+        return place(leaf, template)
+    if isinstance(leaf, PartLeaf):
+        problem = f"a part of a tensor of shape {leaf.shape} was read, and the live one is not held in parts"
+        raise StateMismatchError(problem, problems=[problem])
     try:
         import torch
     except ImportError as error:

@@ -20,6 +20,9 @@ from simckpt.state.walk import qualified_name
 
 def torch_handle(name: str, obj: Any) -> Handle | None:
     """Returns the handle of an object of torch, or None if it is none."""
+    if isinstance(obj, torch.nn.parallel.DistributedDataParallel):
+        # the wrapper has no state: what it holds is how this process talks to the others
+        return ModuleHandle(name, obj.module, broadcasts_buffers=obj.broadcast_buffers)
     if isinstance(obj, torch.nn.Module):
         return ModuleHandle(name, obj)
     if isinstance(obj, torch.optim.Optimizer):
@@ -48,7 +51,13 @@ def _is_object(state: Any, *attributes: str) -> bool:
     return isinstance(state, ObjectState) and set(attributes) <= set(state.attributes)
 
 
-_OF_TORCH = frozenset(vars(torch.nn.Module()))
+# the last three say how the program spreads a module over ranks (fully_shard, parallelize_module): it may be restored
+# into one that is spread in another way
+_OF_TORCH = frozenset(vars(torch.nn.Module())) | {
+    "_is_fsdp_managed_module",
+    "_fsdp_use_orig_params",
+    "_distribute_module_applied",
+}
 _NUMBERS = (bool, int, float, complex, np.generic)
 
 
@@ -107,13 +116,17 @@ class ModuleHandle(_ComparedHandle):
     `requires_grad` of each parameter, and ordinary attributes that hold numbers, tensors, arrays, or lists, tuples and
     dicts of these. Not gradients: save between `optimizer.step()` and the next `backward()`, not while accumulating.
     Nor attributes of other types: state in those belongs into `get_extra_state`, as torch has it.
+
+    Attributes:
+        broadcasts_buffers: whether each forward pass begins by taking the buffers of rank 0 over.
     """
 
     what = "a module"
 
-    def __init__(self, name: str, module: torch.nn.Module) -> None:
+    def __init__(self, name: str, module: torch.nn.Module, *, broadcasts_buffers: bool = False) -> None:
         self.name = name
         self.module = module
+        self.broadcasts_buffers = broadcasts_buffers
 
     def capture(self) -> Any:
         """Returns a node whose items are a copy of `state_dict()`."""

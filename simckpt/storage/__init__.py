@@ -2,13 +2,13 @@
 
 from simckpt.storage.claims import Claim
 from simckpt.storage.index import LeafRecord
+from simckpt.storage.indexes import Index
 from simckpt.storage.marks import Marks
-from simckpt.storage.records import CommitDraft, CommitRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.records import CommitDraft, CommitRecord, Shard, StoreRecord, TombstoneRecord
 from simckpt.storage.run_records import BranchRecord, ImportRecord, RunRecord
 from simckpt.storage.starts import StartRecord
 from simckpt.storage.store_compacting import Leftovers
 from simckpt.storage.store_files import Commit, StoreFiles
-from simckpt.storage.store_reader import Index
 
 __all__ = [
     "BranchRecord",
@@ -22,6 +22,7 @@ __all__ = [
     "Leftovers",
     "Marks",
     "RunRecord",
+    "Shard",
     "StartRecord",
     "StoreFiles",
     "StoreRecord",

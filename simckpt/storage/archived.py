@@ -1,7 +1,8 @@
 """What a store knows of its archive: where it is, and of which checkpoints it holds a verified copy; see FORMAT.md.
 
 A checkpoint that is archived has a record `runs/<run>/archived/<seq>.json`. It is evicted if it has that record and no
-`state.h5`: its state, and the segments that no other checkpoint needs here, are in the archive alone.
+`state.h5`, nor, of several ranks, that file of the first: its state, and the segments that no other checkpoint needs
+here, are in the archive alone.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simckpt.errors import DamagedError, FormatError, StorageError, StoreError
-from simckpt.storage import index, names, reader, records, sealed, state_file
+from simckpt.storage import names, reader, records, sealed, state_file, work
 
 FOLDER = "archived"  # of a run
 ARCHIVE, ARCHIVE_FILE = "archive", "archive.json"  # of the store
 URL_LIMIT = 2000  # [characters]
+ARCHIVED_LIMIT = 1 << 25  # [bytes] of the record of one checkpoint: that of many ranks names all their files
+_FIRST = re.compile(r"shard-00000-of-[0-9]{5}\.h5")
 _FILE = re.compile(r"([0-9]{8})\.json")
 _SECRET = re.compile(r"://[^/]*@|[?#]")
 
@@ -119,7 +122,7 @@ def parse_archived(data: bytes, path: object, *, seq: int) -> ArchivedRecord:
     files, segments = _from_json(fields, "files"), _from_json(fields, "segments")
     if not all(records.FILE_NAME.fullmatch(name) or name == "commit.json" for name in files):
         raise fields.wrong("files", "the files of a checkpoint")
-    if len(segments) > index.PIECES_LIMIT or not all(map(names.ID.fullmatch, segments)):
+    if len(segments) > work.SEGMENTS_LIMIT or not all(map(names.ID.fullmatch, segments)):
         raise fields.wrong("segments", "ids of segments")
     return ArchivedRecord(fields.id("checkpoint"), fields.id("run"), seq, fields.id("archive"), files, segments)
 
@@ -165,7 +168,7 @@ def read_archived(root: Path, run: str, seq: int) -> ArchivedRecord | None:
     """
     path = root / "runs" / run / FOLDER / file_name(seq)
     try:
-        data = reader.read_small(root, "runs", run, FOLDER, path.name, limit=records.RECORD_LIMIT, path=path)
+        data = reader.read_small(root, "runs", run, FOLDER, path.name, limit=ARCHIVED_LIMIT, path=path)
     except FileNotFoundError:
         return None
     return parse_archived(data, path, seq=seq)
@@ -185,14 +188,36 @@ def evicted(root: Path, run: str) -> set[int]:
             reader.opened_folder(root, "runs", run, "checkpoints") as checkpoints,
         ):
             for seq in archived:
-                place = f"{names.sequence_name(seq)}/{state_file.STATE_FILE}"
-                try:
-                    os.stat(place, dir_fd=checkpoints, follow_symlinks=False)
-                except (FileNotFoundError, NotADirectoryError):
+                if not _has_state(checkpoints, names.sequence_name(seq)):
                     found.add(seq)
-                except OSError as error:
-                    raise StorageError(f"{place} cannot be looked at: {error.strerror}") from error
     return found
+
+
+def _has_state(checkpoints: int, name: str) -> bool:
+    try:
+        os.stat(f"{name}/{state_file.STATE_FILE}", dir_fd=checkpoints, follow_symlinks=False)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        return False
+    except OSError as error:
+        raise StorageError(f"{name}/{state_file.STATE_FILE} cannot be looked at: {error.strerror}") from error
+    else:
+        return True
+    try:
+        with reader.opened_folder(checkpoints, name) as folder, os.scandir(folder) as entries:
+            return any(is_first_state(entry.name) for entry in entries)
+    except (FileNotFoundError, FormatError):
+        return False
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{name} cannot be looked at: {error.strerror}") from error
+
+
+def is_first_state(name: str) -> bool:
+    """Returns whether a file of a checkpoint is the first of those with arrays, without which it is evicted."""
+    return name == state_file.STATE_FILE or _FIRST.fullmatch(name) is not None
 
 
 def store_of(root: Path) -> str | None:

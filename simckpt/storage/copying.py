@@ -7,6 +7,7 @@ end, so whoever writes portions throws away what was written when one of them ra
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import TypeVar
 import numpy as np
 
 from simckpt.errors import DamagedError, FormatError, SegmentMissingError, SimckptError, UnsupportedFormatError
-from simckpt.state.leaf import Leaf, LogLeaf
-from simckpt.storage import digests, durable, names, pieces, reader, state_file
+from simckpt.state.leaf import Leaf, LogLeaf, Slab
+from simckpt.storage import blocks, digests, durable, names, parts, pieces, reader, state_file
 from simckpt.storage.index import LeafRecord
+from simckpt.storage.indexes import Index
 from simckpt.storage.records import CommitRecord
 from simckpt.storage.run_records import RunRecord
 from simckpt.storage.starts import StartRecord
@@ -137,15 +139,16 @@ def source_of(files: StoreReader, run: str, seq: int, *, metrics: Mapping[str, f
     index = files.index(run, seq)
     place = ("runs", run, "checkpoints", names.sequence_name(seq))
     path = files.path.joinpath(*place)
-    for name in {leaf.file for leaf in index if not leaf.pieces}:
-        size = next((file.size for file in index.commit.files if file.name == name), None)
-        reader.check_bounds([leaf for leaf in index if leaf.file == name], size, path / name)
-    pieces.check_overlaps(index, path)
+    for name, lines in index.lines_by_file().items():
+        reader.check_bounds(lines, index.sizes.get(name), path / name)
+    pieces.check_overlaps(index.lines_in_segments, path)
 
     def mend(error: DamagedError) -> bool:
         return files.fallback is not None and files.fallback(run, seq, error)
 
     def chunks(leaf: LeafRecord) -> Portions:
+        if leaf.parts:
+            return _whole_chunks(files, index, place, leaf, chunks)
         if leaf.pieces:
             return pieces.copy_rows(files.path, leaf.pieces, leaf.row_size)
         return file_chunks(files.path, (*place, leaf.file), leaf)
@@ -162,6 +165,33 @@ def source_of(files: StoreReader, run: str, seq: int, *, metrics: Mapping[str, f
         chunks=chunks,
         mend=mend,
     )
+
+
+def _whole_chunks(
+    files: StoreReader, index: Index, place: tuple[str, ...], leaf: LeafRecord, chunks: Callable[[LeafRecord], Portions]
+) -> Portions:
+    """Yields the bytes of a leaf that several ranks have written, verified.
+
+    Parts of whole rows follow one another and are given as they lie. Others are put together for so many rows as end in
+    none of them, which needs the memory of these rows.
+    """
+    found = sorted((part for part in leaf.parts if part.size), key=lambda part: part.start)
+    if all(part.shape[1:] == leaf.shape[1:] for part in found):
+        for part in found:
+            yield from chunks(leaf.line(part))
+        return
+    cuts = sorted({row for part in found for row in (part.start[0], part.start[0] + part.shape[0])})
+    for start, stop in itertools.pairwise(cuts):
+        slab = Slab((start, *(0 for _ in leaf.shape[1:])), (stop - start, *leaf.shape[1:]))
+        path = files.path.joinpath(*place)
+        try:
+            with reader.opened_folder(files.path, *place) as folder:
+                leaves = parts.read_leaves(
+                    files.path, folder, [leaf], slabs={leaf.path: slab}, sizes=index.sizes, path=path
+                )
+        except FileNotFoundError as error:
+            raise DamagedError(f"{path} is missing", path=path, leaves=[leaf.path]) from error
+        yield from blocks.chunks_of(blocks.flat(leaves[leaf.path].data))
 
 
 def _run_of(files: StoreReader, run: str, commit: CommitRecord, start: StartRecord) -> RunRecord:

@@ -40,7 +40,8 @@ def seal_records(source: Source, leaves: Iterable[LeafRecord], state: FileRecord
     """
     data = index.seal_index(leaves)
     files = (state, FileRecord(index.INDEX_FILE, len(data), digests.digest(data), "file"))
-    own = replace(source.commit, files=files, segments=0, size=state.size + len(data), start=source.start.id)
+    size = state.size + len(data)
+    own = replace(source.commit, files=files, segments=0, size=size, start=source.start.id, shards=0, shards_size=0)
     return {
         "run": source.run.to_bytes(),
         "start": source.start.to_bytes(),
@@ -163,6 +164,6 @@ def one_after_another(leaves: Sequence[LeafRecord], known: Mapping[str, int]) ->
         offsets[leaf.path] = position
         position += leaf.size
     return [
-        replace(leaf, file=state_file.STATE_FILE, offset=offsets[leaf.path] if leaf.size else None, pieces=())
+        replace(leaf, file=state_file.STATE_FILE, offset=offsets[leaf.path] if leaf.size else None, pieces=(), parts=())
         for leaf in leaves
     ]

@@ -29,6 +29,7 @@ MAX_SOURCES = 1000  # of one virtual dataset
 TEXTS = (
     "kind",
     "dtype",
+    "part",
     "virtual",
     "format",
     "version",

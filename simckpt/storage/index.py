@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,33 @@ class SegmentRecord:
     names: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+class Part(NamedTuple):
+    """Where a part of a leaf lies that several ranks have written; a million of them may be in memory.
+
+    Attributes:
+        rank: which wrote it.
+        file: which file of the checkpoint's folder; "" for a part that lies in segments.
+        offset, size, digest, pieces: as of a `LeafRecord`.
+        start: where the part starts in the whole, a place for each axis.
+        stored_shape: its shape in the file.
+    """
+
+    rank: int
+    file: str
+    offset: int | None
+    size: int
+    digest: str
+    start: tuple[int, ...]
+    stored_shape: tuple[int, ...]
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its true shape."""
+        return self.stored_shape[: len(self.start)]
+
+
+@dataclass(frozen=True, slots=True)
 class LeafRecord:
     """One line of the index: where a leaf lies and what it is.
 
@@ -62,6 +88,11 @@ class LeafRecord:
         size: [bytes].
         digest: of these bytes; "" for a leaf that is not the whole of one piece.
         pieces: where its rows lie in segments, in order; () for a leaf in a file of the folder.
+        part: where this part starts in the whole, whose shape is `shape`, while all else is the part's; None for a
+            whole leaf.
+        rank: which of several wrote it; None where one process did, and before indexes are merged.
+        parts: which tile it, of a leaf that several ranks have written; it then has no place of its own, and `size` and
+            `stored_shape` are those of the whole.
     """
 
     path: str
@@ -75,6 +106,42 @@ class LeafRecord:
     size: int
     digest: str
     pieces: tuple[Piece, ...] = ()
+    part: tuple[int, ...] | None = None
+    rank: int | None = None
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Its path, and of a part whose that is, for messages."""
+        return self.path if self.part is None else f"{self.path} (the part of rank {self.rank})"
+
+    @property
+    def lines(self) -> Iterator[LeafRecord]:
+        """The lines of the indexes that tell of it: itself, or one for each of its parts."""
+        return map(self.line, self.parts) if self.parts else iter((self,))
+
+    def line(self, part: Part) -> LeafRecord:
+        """Returns the line of one of its parts."""
+        return LeafRecord(
+            self.path,
+            self.kind,
+            self.dtype,
+            self.shape,
+            self.stored,
+            part.stored_shape,
+            part.file,
+            part.offset,
+            part.size,
+            part.digest,
+            part.pieces,
+            part.start,
+            part.rank,
+        )
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The true shape of what the line tells of: of the leaf, or of the part."""
+        return self.shape if self.part is None else self.stored_shape[: len(self.shape)]
 
     @property
     def component(self) -> str:
@@ -110,6 +177,8 @@ class LeafRecord:
             line |= {"file": self.file, "offset": self.offset, "size": self.size, "digest": self.digest}
         if self.stored_shape != self.shape:
             line["stored_shape"] = list(self.stored_shape)
+        if self.part is not None:
+            line["part"] = list(self.part)
         return line
 
 
@@ -173,27 +242,45 @@ def _piece_to_json(piece: Piece, places: Mapping[str, int]) -> list[Any]:
     return line if (piece.start, piece.stop) == (0, piece.rows) else [*line, piece.start, piece.stop]
 
 
-def parse_index(data: bytes, path: object) -> tuple[dict[str, LeafRecord], dict[str, SegmentRecord]]:
+def parse_index(
+    data: bytes, path: object, *, file: str | None = None
+) -> tuple[dict[str, LeafRecord], dict[str, SegmentRecord]]:
     """Returns {path: leaf} and {id: segment} of a `leaves.json`, in the order of the file.
 
     A leaf's size equals its stored shape times its item size; whether it lies within its file is the reader's to check.
+
+    Args:
+        data: the whole file.
+        path: where it was, for messages.
+        file: of an index of one of several ranks, whose leaves may be parts: the file that all of them lie in.
 
     Raises:
         DamagedError, UnsupportedFormatError, FormatError: as in `sealed.unseal`; also two leaves of one path.
     """
     leaves: dict[str, LeafRecord] = {}
     fields = sealed.unseal(data, "index", path=path)
-    listed = [_parse_segment(each) for each in fields.objects("segments")] if "segments" in fields.content else []
-    if len(listed) > PIECES_LIMIT or len({segment.id for segment in listed}) != len(listed):
-        raise fields.wrong("segments", f"a list of at most {PIECES_LIMIT} different segments")
+    listed = parse_segments(fields)
     for line in fields.objects("leaves"):
-        leaf = _parse_leaf(line, listed)
+        leaf = parse_leaf(line, listed, file=file)
         if leaf.path in leaves:
             raise FormatError(f"{path} lists {leaf.path!r} twice")
         leaves[leaf.path] = leaf
-    if {segment.id for segment in listed} != set(segments_of(leaves.values())):
-        raise fields.wrong("segments", "those that its leaves lie in")
+    check_used(fields, listed, leaves.values())
     return leaves, name_datasets({segment.id: segment for segment in listed}, leaves.values())
+
+
+def parse_segments(fields: sealed.Fields) -> list[SegmentRecord]:
+    """Returns the segments that an index names, in its order; raises FormatError."""
+    listed = [_parse_segment(each) for each in fields.objects("segments")] if "segments" in fields.content else []
+    if len(listed) > PIECES_LIMIT or len({segment.id for segment in listed}) != len(listed):
+        raise fields.wrong("segments", f"a list of at most {PIECES_LIMIT} different segments")
+    return listed
+
+
+def check_used(fields: sealed.Fields, listed: Iterable[SegmentRecord], leaves: Iterable[LeafRecord]) -> None:
+    """Raises FormatError unless the segments of an index are those that its leaves lie in."""
+    if {segment.id for segment in listed} != set(segments_of(leaves)):
+        raise fields.wrong("segments", "those that its leaves lie in")
 
 
 def parse_segment_ids(data: bytes, path: object) -> frozenset[str]:
@@ -242,7 +329,8 @@ def _parse_segment(fields: sealed.Fields) -> SegmentRecord:
     )
 
 
-def _parse_leaf(fields: sealed.Fields, segments: list[SegmentRecord]) -> LeafRecord:
+def parse_leaf(fields: sealed.Fields, segments: list[SegmentRecord], *, file: str | None = None) -> LeafRecord:
+    """Returns one line of an index; see `parse_index`."""
     path = fields.text("path")
     if not _is_path(path):
         raise fields.wrong("path", "a component and a path in it")
@@ -261,18 +349,40 @@ def _parse_leaf(fields: sealed.Fields, segments: list[SegmentRecord]) -> LeafRec
         offset=fields.optional("offset", fields.integer) if placed else None,
         size=fields.integer("size"),
         digest=fields.digest("digest") if placed else "",
+        part=fields.integers("part", limit=_MAX_DIMENSIONS) if "part" in fields.content else None,
     )
+    if leaf.part is not None:
+        if file is None:
+            raise fields.wrong("part", "in an index of one of several ranks alone")
+        check_part(leaf, fields.path)
+    if placed and file is not None and leaf.file != file:
+        raise fields.wrong("file", f"{file}, which this is the index of")
     if leaf.size != math.prod(stored_shape) * leaf.stored_dtype().itemsize:
         raise FormatError(f"{fields.path}: the size of {path!r} does not follow from its shape and dtype")
-    if math.prod(shape) > max(leaf.size, _FREE_ELEMENTS):
-        raise FormatError(f"{fields.path}: the shape of {path!r} has more elements than there are bytes")
-    if any(math.prod(size or 1 for size in each) > max(leaf.size, _EMPTY_AXES) for each in (shape, stored_shape)):
-        raise FormatError(f"{fields.path}: the shape of {path!r} is beyond numpy")
+    check_shape(path, leaf.own_shape, stored_shape, leaf.size, fields.path)
     if not placed:
         return in_pieces(leaf, _parse_pieces(fields, leaf, segments))
     if (leaf.offset is None) != (leaf.size == 0):
         raise fields.wrong("offset", "null for an empty leaf, and for no other")
     return leaf
+
+
+def check_shape(leaf: str, shape: tuple[int, ...], stored_shape: tuple[int, ...], size: int, path: object) -> None:
+    """Raises FormatError for a leaf of `size` bytes that has too few of them for its shape, or a shape beyond numpy."""
+    if math.prod(shape) > max(size, _FREE_ELEMENTS):
+        raise FormatError(f"{path}: the shape of {leaf!r} has more elements than there are bytes")
+    if any(math.prod(each or 1 for each in axes) > max(size, _EMPTY_AXES) for axes in (shape, stored_shape)):
+        raise FormatError(f"{path}: the shape of {leaf!r} is beyond numpy")
+
+
+def check_part(line: LeafRecord, path: object) -> None:
+    """Raises FormatError for a part that does not lie within the whole."""
+    assert line.part is not None
+    axes = len(line.shape)
+    if axes != len(line.part) or len(line.stored_shape) not in (axes, axes + 1):
+        raise FormatError(f"{path}: the part of {line.path!r} has other axes than the whole")
+    if any(start + size > whole for start, size, whole in zip(line.part, line.own_shape, line.shape, strict=True)):
+        raise FormatError(f"{path}: the part of {line.path!r} does not lie within the whole")
 
 
 def _parse_pieces(fields: sealed.Fields, leaf: LeafRecord, segments: list[SegmentRecord]) -> tuple[Piece, ...]:

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from simckpt.errors import DamagedError, FormatError, SegmentMissingError, StoreError
-from simckpt.state.leaf import Leaf, Piece
+from simckpt.state.leaf import Piece
 from simckpt.storage import digests, durable, reader, segments
 from simckpt.storage.index import LeafRecord, SegmentRecord
 
 
-def read_leaves(root: Path, leaves: Sequence[LeafRecord], *, path: Path) -> dict[str, Leaf]:
-    """Returns {path: leaf} of leaves that lie in segments, whole and every byte verified.
+def read_lines(
+    root: Path,
+    lines: Sequence[LeafRecord],
+    *,
+    path: Path,
+    memory: Callable[[LeafRecord], np.ndarray[Any, Any]],
+    take: Callable[[LeafRecord, np.ndarray[Any, Any]], None],
+) -> None:
+    """Reads what lies in segments, every byte verified; all before damage is reported.
 
     Args:
         root: the store's folder.
-        leaves: lines of an index.
+        lines: of indexes; `check_overlaps` has found nothing.
         path: the checkpoint's folder, for messages.
+        memory: gives the contiguous array that a line is to be read into.
+        take: given each line that is whole, with its array.
 
     Raises:
         SegmentMissingError: with the ids of all that are gone.
         DamagedError: naming every damaged leaf.
-        FormatError: pieces that overlap.
         StorageError: not enough memory, or the permissions refuse.
     """
-    check_overlaps(leaves, path)
-    result: dict[str, Leaf] = {}
-    damaged: dict[str, list[str]] = {}
+    damaged: dict[str, list[LeafRecord]] = {}
     gone: dict[str, list[str]] = {}
-    for leaf in leaves:
-        array = reader.new_array(leaf)
+    for leaf in lines:
+        array = memory(leaf)
         view, place, whole = array.reshape(-1).view(np.uint8).data, 0, True
         for piece in leaf.pieces:
             length = (piece.stop - piece.start) * leaf.row_size
@@ -45,17 +52,18 @@ def read_leaves(root: Path, leaves: Sequence[LeafRecord], *, path: Path) -> dict
                 good = False
             else:
                 if not good:
-                    damaged.setdefault(piece.segment, []).append(leaf.path)
+                    damaged.setdefault(piece.segment, []).append(leaf)
             whole, place = whole and good, place + length
         if whole:
-            result[leaf.path] = Leaf(array, leaf.dtype, leaf.shape, leaf.kind)
+            take(leaf, array)
     if gone:
         raise _missing(root, path, gone)
     if damaged:
         first = next(iter(damaged))
-        found = list(dict.fromkeys(name for names in damaged.values() for name in names))
-        raise reader.damage(root / segments.FOLDER / segments.file_name(first), found)
-    return result
+        found = [leaf for leaves in damaged.values() for leaf in leaves]
+        titles = list(dict.fromkeys(leaf.title for leaf in found))
+        paths = list(dict.fromkeys(leaf.path for leaf in found))
+        raise reader.damage(root / segments.FOLDER / segments.file_name(first), titles, leaves=paths)
 
 
 def _missing(root: Path, path: Path, gone: dict[str, list[str]]) -> SegmentMissingError:

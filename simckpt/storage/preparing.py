@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from simckpt.errors import SimckptError
 from simckpt.state.leaf import Piece
@@ -29,11 +30,13 @@ from simckpt.storage import (
     records,
     sealed,
     segments,
+    shards,
     state_file,
     unchanged,
     work,
 )
 from simckpt.storage.index import LeafRecord, SegmentRecord
+from simckpt.storage.records import Shard
 from simckpt.storage.state_file import Item
 
 Attributes = Mapping[str, Mapping[str, str]]
@@ -57,6 +60,7 @@ class PrepareJob:
         limit: how many segments the checkpoint may refer to.
         folder: a new one in `tmp/` to work in, for whoever wants to know where what a killed writer left is; by default
             one is made.
+        shard: which of several ranks writes; None for a checkpoint that one process writes alone.
     """
 
     root: Path
@@ -67,6 +71,7 @@ class PrepareJob:
     large: Mapping[str, unchanged.Large] = field(default_factory=dict)
     limit: int = MAX_SEGMENTS
     folder: Path | None = None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class Prepared:
         made: ids of the segments that this save has written.
         large: {path: leaf} of its large leaves, for the next save.
         size: of the files and of the segments made [bytes].
+        shard: which of several ranks has written it, or None.
+        form: of the index of such a rank: a digest of all but its places and digests.
     """
 
     folder: Path
@@ -90,6 +97,69 @@ class Prepared:
     made: tuple[str, ...]
     large: Mapping[str, unchanged.Large]
     size: int
+    shard: Shard | None = None
+    form: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a rank reports to the one that commits; of its leaves nothing but the digest of their form."""
+        assert self.shard is not None
+        return {
+            "folder": self.folder.name,
+            "shard": [self.shard.number, self.shard.count],
+            "files": [[file.size, file.digest] for file in self.files],
+            "segments": {identity: segment.size for identity, segment in self.segments.items()},
+            "made": list(self.made),
+            "size": self.size,
+            "form": self.form,
+        }
+
+    @classmethod
+    def from_json(cls, root: Path, report: Mapping[str, Any]) -> Prepared:
+        """Returns what another rank has reported; it knows no leaves, and of segments their sizes alone.
+
+        Args:
+            root: the store's folder.
+            report: from `to_json`.
+
+        Raises:
+            FormatError: it is no such report.
+        """
+        fields = sealed.Fields(report, "the report of a rank")
+        (number, count), folder = _pair(fields.integers("shard", limit=2), fields), fields.text("folder", limit=255)
+        if folder != Path(folder).name or processes.Process.from_token(folder) is None:
+            raise fields.wrong("folder", "the name of a folder in tmp/")
+        shard, files = records.Shard(number, count), fields.content.get("files")
+        if not isinstance(files, list) or [len(each) for each in files if isinstance(each, list)] != [2, 2]:
+            raise fields.wrong("files", "size and digest of two files")
+        found = [sealed.Fields({"size": size, "digest": digest}, fields.path) for size, digest in files]
+        kinds = ((shard.state_file, "metadata"), (shard.index_file, "file"))
+        sizes = fields.object("segments")
+        return cls(
+            folder=root / "tmp" / folder,
+            files=tuple(
+                records.FileRecord(name, each.integer("size"), each.digest("digest"), covers)
+                for (name, covers), each in zip(kinds, found, strict=True)
+            ),
+            leaves={},
+            segments={each: SegmentRecord(_id(each, fields), sizes.integer(each), (), "") for each in sizes.content},
+            made=tuple(_id(each, fields) for each in fields.texts("made")),
+            large={},
+            size=fields.integer("size"),
+            shard=shard,
+            form=fields.digest("form"),
+        )
+
+
+def _pair(values: tuple[int, ...], fields: sealed.Fields) -> tuple[int, int]:
+    if len(values) != 2 or not values[0] < values[1] <= records.MAX_SHARDS:
+        raise fields.wrong("shard", "a number and how many there are")
+    return values[0], values[1]
+
+
+def _id(identity: str, fields: sealed.Fields) -> str:
+    if not names.ID.fullmatch(identity):
+        raise fields.wrong("segments", "ids of segments and their sizes")
+    return identity
 
 
 def write_prepared(
@@ -109,7 +179,8 @@ def write_prepared(
         DamagedError: a segment that was to be merged is damaged.
         InvalidNameError, FormatError: components or leaves that no file can hold.
     """
-    return write_items(disk, job, list(components), state_file.collect(components), attributes)
+    items = state_file.collect(components, shared=job.shard is not None)
+    return write_items(disk, job, list(components), items, attributes)
 
 
 def write_items(
@@ -137,7 +208,7 @@ def write_items(
     try:
         # from here on a pruner sees what is needed, and a sweep what was made
         if made or placement.segments:
-            _announce(disk, job, folder, uses=placement.segments, made=made)
+            announce(disk, folder, job.run, uses=placement.segments, made=made)
             segments.check_present(job.root, placement.segments, job.segments)
         written = {
             purpose: segments.write(disk, folder, identities[purpose], found) for purpose, found in planned.items()
@@ -146,16 +217,18 @@ def write_items(
             segments.publish(disk, job.root, folder, made)
         known = {**job.segments, **{each.record.id: each.record for each in written.values()}}
         placed = _placed(items, placement, written)
+        name = state_file.STATE_FILE if job.shard is None else job.shard.state_file
         state, leaves = state_file.write_state(
-            disk, folder, components, items, placed=placed, segments=known, attributes=attributes
+            disk, folder, components, items, file=name, placed=placed, segments=known, attributes=attributes
         )
         used = {identity: known[identity] for identity in index.segments_of(leaves)}
-        data = _sealed_index(leaves, used)
-        durable.write_record(disk, folder / index.INDEX_FILE, data)
+        data = _sealed_index(leaves, used, None if job.shard is None else name)
+        index_name = index.INDEX_FILE if job.shard is None else job.shard.index_file
+        durable.write_record(disk, folder / index_name, data)
     except BaseException:
         discard(disk, job.root, folder, made)
         raise
-    files = (state, records.FileRecord(index.INDEX_FILE, len(data), digests.digest(data), "file"))
+    files = (state, records.FileRecord(index_name, len(data), digests.digest(data), "file"))
     return Prepared(
         folder=folder,
         files=files,
@@ -164,6 +237,8 @@ def write_items(
         made=made,
         large={leaf.path: unchanged.Large(leaf, probes[leaf.path]) for leaf in leaves if leaf.path in probes},
         size=sum(file.size for file in files) + sum(each.record.size for each in written.values()),
+        shard=job.shard,
+        form="" if job.shard is None else shards.form_of(leaves),
     )
 
 
@@ -185,8 +260,9 @@ def _place(job: PrepareJob, items: Sequence[Item], probes: Mapping[str, str]) ->
     return placing.place(items, unchanged=same, earlier=earlier, limit=job.limit)
 
 
-def _announce(disk: durable.Disk, job: PrepareJob, folder: Path, *, uses: Iterable[str], made: Iterable[str]) -> None:
-    fields = {"job": "save", "run": job.run, "uses": list(uses), "made": list(made)}
+def announce(disk: durable.Disk, folder: Path, run: str, *, uses: Iterable[str], made: Iterable[str]) -> None:
+    """Tells pruners, durably, which segments the save in a work folder needs, and the sweep which ones it makes."""
+    fields = {"job": "save", "run": run, "uses": list(uses), "made": list(made)}
     durable.write_record(disk, folder / work.JOB_FILE, sealed.seal("job", fields))
     durable.sync_folder(disk, folder)
     durable.sync_folder(disk, folder.parent)
@@ -248,13 +324,16 @@ def _runs(path: str, placement: placing.Placement) -> dict[str, Piece | list[Pie
     return runs
 
 
-def _sealed_index(leaves: list[LeafRecord], used: Mapping[str, SegmentRecord]) -> bytes:
+def _sealed_index(leaves: list[LeafRecord], used: Mapping[str, SegmentRecord], shard_file: str | None) -> bytes:
     """Returns the bytes of an index that a reader will take; raises FormatError if it would not."""
     global _readable
     data = index.seal_index(leaves, used)
-    form = [(leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.stored, leaf.stored_shape) for leaf in leaves]
+    form = [
+        (leaf.path, leaf.kind, leaf.dtype, leaf.shape, leaf.stored, leaf.stored_shape, leaf.part, shard_file)
+        for leaf in leaves
+    ]
     # reading takes twice as long as writing, and most saves differ in values alone
     if form != _readable or used:
-        index.parse_index(data, index.INDEX_FILE)
+        index.parse_index(data, index.INDEX_FILE, file=shard_file)
         _readable = form
     return data

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from simckpt.errors import FormatError, StorageError, StoreError
-from simckpt.storage import durable, index, names, reader, work
+from simckpt.storage import durable, indexes, names, reader, work
 
 FOLDER = "quarantine"
 REASON = "damaged, in quarantine"  # what the reason of a tombstone that a repair leaves begins with
@@ -59,13 +59,13 @@ def segments_used(root: Path) -> set[str]:
 def uses(checkpoint: Path) -> frozenset[str]:
     """Returns the ids of the segments that the checkpoint in a folder needs, as far as its files tell."""
     with contextlib.suppress(FileNotFoundError, StoreError):
-        where = checkpoint / index.INDEX_FILE
-        data = reader.read_small(checkpoint, index.INDEX_FILE, limit=index.INDEX_LIMIT, path=where)
-        return index.parse_segment_ids(data, where)
+        found = indexes.segment_ids_in(checkpoint)
+        if found is not None:
+            return found
     # what its save has announced is all that it can use
     with contextlib.suppress(FileNotFoundError, StoreError):
         job = work.read_job(checkpoint)
-        return frozenset((*job.texts("uses"), *job.texts("made")))
+        return frozenset((*work.segments_in(job, "uses"), *work.segments_in(job, "made")))
     return frozenset()
 
 

@@ -12,7 +12,7 @@ import functools
 import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -119,60 +119,98 @@ def read_whole(descriptor: int, *, limit: int, path: object) -> bytes:
     return bytes(data[:done])
 
 
-def read_leaves(
-    folder: int, leaves: Sequence[index.LeafRecord], *, sizes: dict[str, int], path: Path, besides: int = 0
-) -> dict[str, Leaf]:
-    """Returns {path: leaf}, every byte verified.
-
-    Args:
-        folder: descriptor of the checkpoint's folder.
-        leaves: lines of its index.
-        sizes: {file: bytes} by the commit record.
-        path: the folder's path, for messages.
-        besides: memory that the caller needs for other leaves [bytes].
-
-    Raises:
-        DamagedError: naming all damaged leaves of the first damaged file: bytes differ, are missing or unreadable.
-        FormatError: leaves that overlap or lie outside of their file.
-        StorageError: not enough memory, or the permissions refuse.
-    """
+def by_file(leaves: Iterable[index.LeafRecord]) -> dict[str, list[index.LeafRecord]]:
+    """Returns {file: lines of an index} of what lies in files of the checkpoint's folder."""
     files: dict[str, list[index.LeafRecord]] = {}
     for leaf in leaves:
         files.setdefault(leaf.file, []).append(leaf)
-    for name, chosen in files.items():
-        check_bounds(chosen, sizes.get(name), path / name)
-    _check_memory(besides + sum(leaf.size for leaf in leaves))
-    result: dict[str, Leaf] = {}
-    for name, chosen in files.items():
-        result.update(_read_file(folder, name, chosen, sizes[name], path / name))
-    return result
+    return files
 
 
-def _read_file(folder: int, file: str, leaves: Sequence[index.LeafRecord], size: int, path: Path) -> dict[str, Leaf]:
-    every = [leaf.path for leaf in leaves]
+def read_lines(
+    folder: int,
+    files: Mapping[str, Sequence[index.LeafRecord]],
+    *,
+    sizes: Mapping[str, int],
+    path: Path,
+    memory: Callable[[index.LeafRecord], np.ndarray[Any, Any]] | None = None,
+    take: Callable[[index.LeafRecord, np.ndarray[Any, Any]], None],
+) -> None:
+    """Reads what lies in files of a checkpoint's folder, every byte verified; all before damage is reported.
+
+    Args:
+        folder: descriptor of the checkpoint's folder.
+        files: {file: lines of its index}, which `check_bounds` has found to lie within it.
+        sizes: {file: bytes} by the records.
+        path: the folder's path, for messages.
+        memory: gives the contiguous array that a line is to be read into; by default a new one.
+        take: given each line with its array, as soon as that is verified.
+
+    Raises:
+        DamagedError: naming all damaged leaves: bytes differ, are missing or unreadable.
+        StorageError: not enough memory, or the permissions refuse.
+    """
+    problems: list[DamagedError] = []
+    for name, lines in files.items():
+        try:
+            _read_file(folder, name, lines, sizes[name], path / name, memory or new_array, take)
+        except DamagedError as error:
+            problems.append(error)
+    if problems:
+        raise joined(problems)
+
+
+def joined(problems: Sequence[DamagedError]) -> DamagedError:
+    """Returns the error that tells of the damage of several files, of one as it is."""
+    if len(problems) == 1:
+        return problems[0]
+    told = "; ".join(error.args[0] for error in problems[:5])
+    more = f"; and {len(problems) - 5} more files" if len(problems) > 5 else ""
+    paths = dict.fromkeys(leaf for error in problems for leaf in error.leaves)
+    return DamagedError(f"{told}{more}", path=problems[0].path, leaves=list(paths))
+
+
+def _read_file(
+    folder: int,
+    file: str,
+    leaves: Sequence[index.LeafRecord],
+    size: int,
+    path: Path,
+    memory: Callable[[index.LeafRecord], np.ndarray[Any, Any]],
+    take: Callable[[index.LeafRecord, np.ndarray[Any, Any]], None],
+) -> None:
     try:
         with opened_file(folder, file) as descriptor:
-            found = os.fstat(descriptor).st_size
-            result, damaged = {}, []
-            for leaf, array in zip(leaves, _read_arrays(descriptor, leaves, found), strict=True):
+            found, damaged = os.fstat(descriptor).st_size, []
+            for leaf, array in zip(leaves, _read_arrays(descriptor, leaves, found, memory), strict=True):
                 if array is None:
-                    damaged.append(leaf.path)
+                    damaged.append(leaf)
                 else:
-                    result[leaf.path] = Leaf(array, leaf.dtype, leaf.shape, leaf.kind)
+                    take(leaf, array)
     except FileNotFoundError as error:
-        raise DamagedError(f"{path} is missing", path=path, leaves=every) from error
+        ranks = [leaf.rank for leaf in leaves if leaf.rank is not None]
+        whose = f", which rank {ranks[0]} has written" if ranks else ""
+        every = [leaf.path for leaf in leaves]
+        raise DamagedError(f"{path} is missing{whose}", path=path, leaves=every) from error
     if damaged:
-        raise damage(path, damaged, "" if found == size else f" (it has {found} of {size} bytes)")
-    return result
+        length = "" if found == size else f" (it has {found} of {size} bytes)"
+        raise damage(path, [leaf.title for leaf in damaged], length, leaves=[leaf.path for leaf in damaged])
 
 
-def damage(path: Path, leaves: Sequence[str], length: str = "") -> DamagedError:
-    """Returns the error that names the damaged leaves of a file."""
+def damage(path: Path, titles: Sequence[str], length: str = "", *, leaves: Sequence[str] | None = None) -> DamagedError:
+    """Returns the error that names the damaged leaves of a file.
+
+    Args:
+        path: of the file.
+        titles: of the leaves, for people.
+        length: what is wrong with the file's.
+        leaves: their paths, if these are others.
+    """
     return DamagedError(
-        f"{path} is damaged{length}: the bytes of {enumerate_paths(leaves)} are not those that were saved; "
+        f"{path} is damaged{length}: the bytes of {enumerate_paths(titles)} are not those that were saved; "
         f"restore another checkpoint",
         path=path,
-        leaves=leaves,
+        leaves=titles if leaves is None else leaves,
     )
 
 
@@ -183,10 +221,13 @@ def enumerate_paths(paths: Sequence[str]) -> str:
 
 
 def _read_arrays(
-    descriptor: int, leaves: Sequence[index.LeafRecord], size: int
+    descriptor: int,
+    leaves: Sequence[index.LeafRecord],
+    size: int,
+    memory: Callable[[index.LeafRecord], np.ndarray[Any, Any]],
 ) -> Iterable[np.ndarray[Any, Any] | None]:
     """Returns the leaves' arrays, each None if its bytes are missing, unreadable or wrong."""
-    read = functools.partial(_read_leaf, descriptor, file_size=size)
+    read = functools.partial(_read_leaf, descriptor, file_size=size, memory=memory)
     if sum(leaf.size for leaf in leaves) < _LARGE:
         return map(read, leaves)
     # the disk, the kernel that clears new memory and the digest keep each other waiting; none of them holds the GIL
@@ -194,10 +235,16 @@ def _read_arrays(
         return list(readers.map(read, leaves))
 
 
-def _read_leaf(descriptor: int, leaf: index.LeafRecord, *, file_size: int) -> np.ndarray[Any, Any] | None:
+def _read_leaf(
+    descriptor: int,
+    leaf: index.LeafRecord,
+    *,
+    file_size: int,
+    memory: Callable[[index.LeafRecord], np.ndarray[Any, Any]],
+) -> np.ndarray[Any, Any] | None:
     if leaf.offset is not None and leaf.offset + leaf.size > file_size:
         return None
-    array = new_array(leaf)
+    array = memory(leaf)
     if leaf.offset is None:
         return array if digests.matches(b"", leaf.digest) else None
     view = array.reshape(-1).view(np.uint8).data
@@ -249,7 +296,7 @@ def read_into(descriptor: int, view: memoryview, offset: int) -> int:
 def check_bounds(leaves: Iterable[index.LeafRecord], size: int | None, path: Path) -> None:
     """Raises FormatError for leaves that overlap or lie outside of their file of `size` bytes, None if it has none."""
     if size is None:
-        raise FormatError(f"the index refers to {path}, which the commit record does not name")
+        raise FormatError(f"the index refers to {path}, which the records of the checkpoint do not name")
     position = 0
     for offset, length, name in sorted(
         (leaf.offset, leaf.size, leaf.path) for leaf in leaves if leaf.offset is not None
@@ -261,28 +308,34 @@ def check_bounds(leaves: Iterable[index.LeafRecord], size: int | None, path: Pat
         raise FormatError(f"{path}: a leaf ends at byte {position} of a file of {size}")
 
 
-def _check_memory(needed: int) -> None:
+def check_memory(needed: int) -> None:
+    """Raises StorageError for more bytes than the machine has memory."""
     # a restore that cannot succeed must not drive the machine into its out-of-memory killer
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
         raise StorageError(f"{needed} bytes are to be read and this machine has {available} bytes of memory")
 
 
-def check_rest(folder: int, file: records.FileRecord, leaves: Iterable[index.LeafRecord], *, path: Path) -> None:
+def check_rest(folder: int, file: records.FileRecord, leaves: Sequence[index.LeafRecord], *, path: Path) -> None:
     """Verifies what lies outside of all leaves: HDF5's own metadata, which a restore does not need.
+
+    Args:
+        folder: descriptor of the checkpoint's folder.
+        file: of it.
+        leaves: what lies in that file.
+        path: the folder's path, for messages.
 
     Raises:
         DamagedError: these bytes or the file's size differ.
         FormatError: leaves that overlap.
     """
-    chosen = [leaf for leaf in leaves if leaf.file == file.name]
-    check_bounds(chosen, file.size, path / file.name)
+    check_bounds(leaves, file.size, path / file.name)
     hasher = digests.Hasher(file.digest.partition(":")[0])
     try:
         with opened_file(folder, file.name) as descriptor:
             whole = os.fstat(descriptor).st_size == file.size
             position = 0
-            spans = sorted((leaf.offset, leaf.offset + leaf.size) for leaf in chosen if leaf.offset is not None)
+            spans = sorted((leaf.offset, leaf.offset + leaf.size) for leaf in leaves if leaf.offset is not None)
             for start, stop in [*spans, (file.size, file.size)]:
                 digest_span(descriptor, hasher, position, start)
                 position = stop

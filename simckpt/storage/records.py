@@ -20,7 +20,10 @@ REASON_LIMIT = 500  # [characters] of why a checkpoint was pruned
 
 KINDS = ("save", "rollback", "import", "exception")
 LOST = "lost"  # the kind of a tombstone whose checkpoint's record could not be read: a repair has put that aside
-FILE_NAME = re.compile(r"state\.h5|leaves\.json|shard-[0-9]{5}-of-[0-9]{5}\.h5|leaves-[0-9]{5}\.json")
+SHARDS_FILE = "shards.json"
+FILE_NAME = re.compile(r"state\.h5|leaves\.json|shards\.json|shard-[0-9]{5}-of-[0-9]{5}\.h5|leaves-[0-9]{5}\.json")
+MAX_SHARDS = 16_384  # of one checkpoint; names have five digits, and a folder two files for each
+SHARDS = "shards"  # the feature that the commit record of a checkpoint of several ranks requires
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,41 @@ def parse_store(data: bytes, path: object) -> StoreRecord:
     """Returns the record of a `store.json`; raises DamagedError, FormatError or UnsupportedFormatError."""
     fields = sealed.unseal(data, "store", path=path)
     return StoreRecord(fields.id("id"), fields.time("created"), fields.texts("requires"))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which of several ranks writes a part of a checkpoint.
+
+    Attributes:
+        number: of the rank, from 0 on.
+        count: how many ranks there are.
+    """
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.count <= MAX_SHARDS:
+            raise ConfigurationError(
+                f"there is no shard {self.number} of {self.count}: a checkpoint has 1 to {MAX_SHARDS}, from 0 on",
+                keys=["shard"],
+            )
+
+    @property
+    def state_file(self) -> str:
+        """The name of the file with its arrays."""
+        return f"shard-{self.number:05d}-of-{self.count:05d}.h5"
+
+    @property
+    def index_file(self) -> str:
+        """The name of the index of that file."""
+        return f"leaves-{self.number:05d}.json"
+
+
+def shards_of(count: int) -> tuple[Shard, ...]:
+    """Returns all shards of a checkpoint of so many ranks."""
+    return tuple(Shard(number, count) for number in range(count))
 
 
 @dataclass(frozen=True)
@@ -108,6 +146,8 @@ class CommitRecord:
         files: of its folder, with sizes and digests.
         segments: how many segments it refers to; its index names them.
         size: what it added to the store when it was saved, without this record [bytes].
+        shards: how many ranks wrote it, whose files `shards.json` names; 0 if it has one state file and one index.
+        shards_size: of the files that `shards.json` names [bytes].
     """
 
     id: str
@@ -126,6 +166,30 @@ class CommitRecord:
     start: str | None = None
     duration: float = 0.0
     size: int = 0
+    shards: int = 0
+    shards_size: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all files in its folder but this record [bytes]."""
+        return sum(file.size for file in self.files) + self.shards_size
+
+    @property
+    def state_files(self) -> tuple[str, ...]:
+        """The names of the files with its arrays."""
+        if self.shards:
+            return tuple(shard.state_file for shard in shards_of(self.shards))
+        return tuple(file.name for file in self.files if file.covers == "metadata")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all its files but this record: indexes, then what names those of several ranks, then arrays.
+
+        The first of the files with arrays is the last of all: a checkpoint without it is not here.
+        """
+        own = tuple(file.name for file in self.files if file.covers == "file")
+        indexes = tuple(shard.index_file for shard in shards_of(self.shards)) if self.shards else ()
+        return (*indexes, *own, *reversed(self.state_files))
 
     def file(self, name: str) -> FileRecord:
         """Returns the record of one of the checkpoint's files; raises FormatError if there is none."""
@@ -141,8 +205,12 @@ class CommitRecord:
             ConfigurationError: the metrics, versions or changes do not fit; or a record that `parse_commit` would
                 refuse, such as a step beyond 2**63.
         """
+        feature = {"requires": [SHARDS]} if self.shards else {}
+        shards = {"shards": {"count": self.shards, "size": self.shards_size}} if self.shards else {}
         fields = {
+            **feature,
             **_lineage_to_json(self),
+            **shards,
             "files": {file.name: _file_to_json(file) for file in self.files},
             "segments": self.segments,
             "size": self.size,
@@ -308,6 +376,7 @@ def parse_commit(data: bytes, path: object, *, seq: int, run_id: str | None = No
     if is_tombstone:
         return TombstoneRecord(**common, pruned=fields.time("pruned"), reason=fields.text("reason"))
     files = _parse_files(fields)
+    count, shards_size = _parse_shards(fields, files)
     old = fields.text("version") == "0.1"  # it knew no segments, sizes and durations
     return CommitRecord(
         **common,
@@ -318,7 +387,24 @@ def parse_commit(data: bytes, path: object, *, seq: int, run_id: str | None = No
         start=fields.optional("start", fields.id),
         duration=0.0 if old else fields.number("duration"),
         size=sum(file.size for file in files) if old else fields.integer("size"),
+        shards=count,
+        shards_size=shards_size,
     )
+
+
+def _parse_shards(fields: sealed.Fields, files: tuple[FileRecord, ...]) -> tuple[int, int]:
+    """Returns of how many ranks a checkpoint is, or 0, and the size of their files [bytes]."""
+    named = {(file.name, file.covers) for file in files}
+    if "shards" not in fields.content:
+        if (SHARDS_FILE, "file") in named or (SHARDS_FILE, "metadata") in named:
+            raise fields.wrong("shards", f"there, for {SHARDS_FILE} is")
+        return 0, 0
+    if SHARDS not in (fields.optional("requires", fields.texts) or ()):
+        raise fields.wrong("requires", f"a list with {SHARDS!r}")
+    if named != {(SHARDS_FILE, "file")}:
+        raise fields.wrong("files", f"{SHARDS_FILE} alone, which names the others")
+    entry = fields.object("shards")
+    return entry.integer("count", minimum=1, maximum=MAX_SHARDS), entry.integer("size")
 
 
 def _parse_files(fields: sealed.Fields) -> tuple[FileRecord, ...]:

@@ -19,7 +19,7 @@ from simckpt.errors import DamagedError, FormatError, StorageError, UnsupportedF
 from simckpt.storage import digests, names
 
 VERSION = (0, 3)  # of the format that this simckpt writes; it reads every earlier one
-FEATURES: frozenset[str] = frozenset()  # what `requires` may name
+FEATURES = frozenset({"shards"})  # what `requires` may name
 LEVELS = 100  # of containers in each other in a typed value; Python's JSON reads about a thousand
 _FIRST_MOMENT, _LAST_MOMENT = -62_135_596_800.0, 253_402_300_799.0  # the years 1 to 9999 [s since 1970]
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
@@ -43,11 +43,11 @@ def seal(record: str, fields: Mapping[str, Any], *, rows: tuple[str, list[Any]] 
     if rows is not None:
         lines.append(f' "{rows[0]}": [\n' + ",\n".join(f"  {_dump(row)}" for row in rows[1]) + "\n ]")
     body = ("{\n" + ",\n".join(lines)).encode("ascii")
-    return body + f',\n "digest": "{digests.digest(body)}"\n}}\n'.encode("ascii")
+    return resealed(body)
 
 
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=True, allow_nan=False)
+# built once: json.dumps makes a new one for each call with options
+_dump = json.JSONEncoder(ensure_ascii=True, allow_nan=False).encode
 
 
 def unseal(data: bytes, record: str, *, path: object) -> Fields:
@@ -64,6 +64,29 @@ def unseal(data: bytes, record: str, *, path: object) -> Fields:
         FormatError: the digest is right and the content breaks a rule.
         StorageError: not enough memory.
     """
+    check_digest(data, path=path)
+    fields = parse(data, path)
+    _check_version(fields)
+    if fields.text("format") != f"simckpt {record}":
+        raise FormatError(f"{path} is not a {record} record of simckpt but {fields.text('format')!r}")
+    return fields
+
+
+def parse(data: bytes, path: object) -> Fields:
+    """Returns the fields of a JSON object; raises FormatError or StorageError."""
+    try:
+        content = _DECODER.decode(data.decode("ascii"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: {error}") from error
+    except MemoryError as error:
+        raise StorageError(f"{path} of {len(data)} bytes does not fit into memory") from error
+    if not isinstance(content, dict):
+        raise FormatError(f"{path} is not a JSON object")
+    return Fields(content, path)
+
+
+def check_digest(data: bytes, *, path: object) -> None:
+    """Raises DamagedError unless the bytes of a record have the digest at its end."""
     end = _SEAL.search(data)
     if end is None:
         raise DamagedError(f"{path} is damaged: it does not end like a record", path=str(path))
@@ -76,19 +99,11 @@ def unseal(data: bytes, record: str, *, path: object) -> Fields:
         whole = False
     if not whole:
         raise DamagedError(f"{path} is damaged: its bytes differ from its digest", path=str(path))
-    try:
-        content = _DECODER.decode(data.decode("ascii"))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: {error}") from error
-    except MemoryError as error:
-        raise StorageError(f"{path} of {len(data)} bytes does not fit into memory") from error
-    if not isinstance(content, dict):
-        raise FormatError(f"{path} is not a JSON object")
-    fields = Fields(content, path)
-    _check_version(fields)
-    if fields.text("format") != f"simckpt {record}":
-        raise FormatError(f"{path} is not a {record} record of simckpt but {fields.text('format')!r}")
-    return fields
+
+
+def resealed(body: bytes) -> bytes:
+    """Returns a record of these bytes, all that comes before its digest."""
+    return body + f',\n "digest": "{digests.digest(body)}"\n}}\n'.encode("ascii")
 
 
 def _is_newer(data: bytes) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from simckpt.errors import FormatError, InvalidNameError
-from simckpt.state.leaf import Leaf, LogLeaf, Piece
+from simckpt.state.leaf import Leaf, LogLeaf, PartLeaf, Piece
 from simckpt.state.tree import Encoded
 from simckpt.storage import blocks, durable, index, layout, names, records, sealed
 from simckpt.storage import segments as segment_files
@@ -79,8 +79,13 @@ class Item:
         return int(math.prod(data.shape[1:]) * data.dtype.itemsize)
 
 
-def collect(components: Mapping[str, Encoded]) -> list[Item]:
+def collect(components: Mapping[str, Encoded], *, shared: bool = False) -> list[Item]:
     """Returns all leaves of a state, each component's structure as its last.
+
+    Args:
+        components: {name: encoded state}.
+        shared: whether they are written by several ranks: leaves may be parts, and a component whose structure is empty
+            leaves that to another rank.
 
     Raises:
         InvalidNameError: a component without a name.
@@ -88,7 +93,7 @@ def collect(components: Mapping[str, Encoded]) -> list[Item]:
     """
     if "" in components:
         raise InvalidNameError("a component needs a name: '' cannot be a group of a file")
-    items = [item for name, encoded in components.items() for item in _items(names.encode_part(name), encoded)]
+    items = [item for name, encoded in components.items() for item in _items(names.encode_part(name), encoded, shared)]
     check_paths(items)
     return items
 
@@ -99,17 +104,21 @@ def write_state(
     components: Iterable[str],
     items: Sequence[Item],
     *,
+    file: str = STATE_FILE,
     placed: Mapping[str, tuple[Piece, ...]],
     segments: Mapping[str, index.SegmentRecord],
     attributes: Mapping[str, Mapping[str, str]] | None = None,
 ) -> tuple[records.FileRecord, list[index.LeafRecord]]:
     """Writes `folder/state.h5`, durably, and returns what the commit record and the index say about it.
 
+    One of several ranks gives another name.
+
     Args:
         disk: the system calls.
         folder: of the checkpoint, under its temporary name; it is not synced here.
         components: their names.
         items: of `collect`; nobody may change their arrays meanwhile.
+        file: its name.
         placed: {path: where its rows lie} of leaves that lie in segments; viewers see virtual datasets in their places.
         segments: {id: segment} of these.
         attributes: {path of a group or leaf: {name: text}}, to explain it to people who open the file.
@@ -123,14 +132,14 @@ def write_state(
     here = [block_of(item, attributes) for item in items if item.path not in placed]
     shared = {item.path: index.in_pieces(record_of(item), placed[item.path]) for item in items if item.path in placed}
     virtuals = [_virtual(item, shared[item.path], segments, attributes) for item in items if item.path in placed]
-    plan, found = blocks.write_blocks(disk, folder / STATE_FILE, here, groups=groups, virtuals=virtuals)
+    plan, found = blocks.write_blocks(disk, folder / file, here, groups=groups, virtuals=virtuals)
     leaves = [
         shared[item.path]
         if item.path in shared
-        else replace(record_of(item), file=STATE_FILE, offset=plan.offsets[item.path], digest=found[item.path])
+        else replace(record_of(item), file=file, offset=plan.offsets[item.path], digest=found[item.path])
         for item in items
     ]
-    return records.FileRecord(STATE_FILE, plan.size, plan.rest_digest, "metadata"), leaves
+    return records.FileRecord(file, plan.size, plan.rest_digest, "metadata"), leaves
 
 
 def groups_of(
@@ -150,13 +159,31 @@ def groups_of(
     return groups
 
 
-def _items(component: str, encoded: Encoded) -> Iterator[Item]:
+def _items(component: str, encoded: Encoded, shared: bool) -> Iterator[Item]:
     for key, leaf in encoded.leaves.items():
+        if isinstance(leaf, PartLeaf):
+            _check_part(f"{component}/{key}", leaf, shared)
         if key == names.STRUCTURE or key.startswith(names.STRUCTURE + "/"):
             raise FormatError(f"the leaf {component}/{key} has the name of a component's structure")
         yield Item(f"{component}/{key}", leaf, blocks.flat(leaf.data))
+    if shared and not encoded.structure:
+        return
     data = np.frombuffer(pad(encoded.structure), np.uint8)
     yield Item(f"{component}/{names.STRUCTURE}", Leaf(data, "uint8", data.shape, STRUCTURE_KIND), data)
+
+
+def _check_part(path: str, leaf: PartLeaf, shared: bool) -> None:
+    if not shared:
+        raise FormatError(f"{path!r} is a part of an array, which only a checkpoint of several ranks can hold")
+    axes, own = len(leaf.shape), leaf.part_shape
+    fits = len(leaf.offset) == axes and leaf.data.ndim in (axes, axes + 1)
+    if not fits or not all(
+        start >= 0 and start + size <= whole for start, size, whole in zip(leaf.offset, own, leaf.shape, strict=True)
+    ):
+        raise FormatError(
+            f"{path!r} is said to be the part of shape {list(own)} at {list(leaf.offset)} of an array of shape "
+            f"{list(leaf.shape)}, and does not lie within it"
+        )
 
 
 def pad(structure: bytes) -> bytes:
@@ -203,7 +230,14 @@ def explanation(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> layo
         own = (("kind", leaf.kind),)
         if not _is_name_of(leaf.dtype, leaf.data.dtype):
             own += (("dtype", leaf.dtype),)
+        if isinstance(leaf, PartLeaf) and (text := part_text(leaf.offset, leaf.shape)):
+            own += (("part", text),)
     return _explain(attributes, item.path, own)
+
+
+def part_text(start: Sequence[int] | None, shape: Sequence[int]) -> str | None:
+    """Returns the attribute `part` of a dataset: as JSON, where it starts, and the shape of the whole."""
+    return None if start is None else f"[{list(start)}, {list(shape)}]"
 
 
 def block_of(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> blocks.Block:
@@ -242,4 +276,5 @@ def record_of(item: Item) -> index.LeafRecord:
         offset=None,
         size=math.prod(stored_shape) * dtype.itemsize,
         digest="",
+        part=leaf.offset if isinstance(leaf, PartLeaf) else None,
     )

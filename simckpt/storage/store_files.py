@@ -5,25 +5,20 @@ Nothing here knows environments, modules or policies: it takes and gives encoded
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from simckpt.errors import (
-    CheckpointNotFoundError,
     ConflictError,
     DamagedError,
     InvalidNameError,
     NotAStoreError,
-    StorageError,
-    StoreError,
 )
-from simckpt.state.leaf import LogLeaf
 from simckpt.state.tree import Encoded
 from simckpt.storage import (
     archived,
@@ -32,42 +27,30 @@ from simckpt.storage import (
     digests,
     durable,
     exports,
+    gathering,
     names,
-    processes,
     reader,
     sealed,
-    segments,
     state_file,
-    unchanged,
     usage,
     work,
 )
 from simckpt.storage import records as record_types
-from simckpt.storage.copying import Source
 from simckpt.storage.index import INDEX_FILE, LeafRecord
 from simckpt.storage.preparing import (
     MAX_SEGMENTS,
-    Attributes,
     Prepared,
-    PrepareJob,
-    discard,
-    write_items,
-    write_prepared,
 )
 from simckpt.storage.records import CommitDraft, CommitRecord, FileRecord, StoreRecord
 from simckpt.storage.run_records import RunRecord
-from simckpt.storage.store_compacting import StoreCompacting
+from simckpt.storage.store_preparing import StorePreparing
 from simckpt.storage.store_reader import COMMIT_FILE, EVENTS_FILE, RUN_FILE, STORE_FILE
-from simckpt.storage.store_repairing import StoreRepairing
 
 # as long as what the record will say of its files
 _UNKNOWN_FILES = (
     FileRecord(state_file.STATE_FILE, 2**62, f"{digests.ALGORITHM}:{'0' * 32}", "metadata"),
     FileRecord(INDEX_FILE, 2**62, f"{digests.ALGORITHM}:{'0' * 32}", "file"),
 )
-
-
-Elsewhere = Callable[[PrepareJob, Mapping[str, Encoded], Attributes | None], Prepared]
 
 
 @dataclass(frozen=True)
@@ -83,7 +66,7 @@ class Commit:
     leaves: Mapping[str, LeafRecord]
 
 
-class StoreFiles(StoreCompacting, StoreRepairing):
+class StoreFiles(StorePreparing):
     """A store on disk, for reading and writing.
 
     Attributes:
@@ -100,10 +83,8 @@ class StoreFiles(StoreCompacting, StoreRepairing):
         clock: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
-        super().__init__(path, record, disk=disk, clock=clock)
-        self._new_id = new_id
-        self._large: dict[str, Mapping[str, unchanged.Large]] = {}
-        self._damaged: set[str] = set()
+        super().__init__(path, record, disk=disk, clock=clock, new_id=new_id)
+        self._forms: dict[str, gathering.Forms] = {}
 
     @classmethod
     def create(
@@ -244,111 +225,6 @@ class StoreFiles(StoreCompacting, StoreRepairing):
             replace(_record_of_draft(draft), files=_UNKNOWN_FILES, size=2**62, segments=MAX_SEGMENTS).to_bytes()
             return self.publish(run, draft, self.prepare(run, components, attributes=attributes))
 
-    def prepare_job(self, run: str) -> PrepareJob:
-        """Returns what `write_prepared` must know to do the heavy part of a save, in whatever process.
-
-        Raises:
-            RunNotFoundError: no run of that name was written.
-        """
-        self.read_run(run)
-        if run not in self._large:
-            self._large[run] = unchanged.large_leaves(self._newest_leaves(run))
-        return PrepareJob(
-            self.path,
-            run,
-            processes.this_process(),
-            self._new_id,
-            segments=dict(self._segments),
-            large=self._large[run],
-        )
-
-    def compare_next_with(self, run: str, seq: int) -> None:
-        """Has the next save look for unchanged leaves in this checkpoint, where the newest one is damaged.
-
-        Raises:
-            CheckpointNotFoundError, DamagedError, FormatError: as `index`.
-        """
-        self._large[run] = unchanged.large_leaves(self.index(run, seq))
-
-    def _newest_leaves(self, run: str) -> Iterable[LeafRecord]:
-        for seq in reversed(self.sequence(run)):
-            try:
-                return self.index(run, seq)
-            except CheckpointNotFoundError:
-                continue  # pruned
-            except StoreError:
-                return ()  # with what is damaged nothing is compared
-        branch = self.read_run(run).branch
-        if branch is not None:
-            with contextlib.suppress(StoreError):
-                return self.index(branch.run, branch.seq)
-        return ()
-
-    def missing_segments(self, ids: Iterable[str]) -> set[str]:
-        """Returns those of some segments that a save cannot refer to: gone, cut short or found damaged.
-
-        Costs one `stat` each. A log must write their rows anew.
-
-        Raises:
-            StorageError: the folder cannot be looked at for the moment.
-        """
-        ids = set(ids)
-        self._learn(ids)
-        unusable = (ids & self._damaged) | (ids - self._segments.keys())
-        return unusable | segments.missing(self.path, ids, self._segments)
-
-    def _learn(self, ids: set[str]) -> None:
-        """Looks for what is not known of some segments: a branch refers to those of another run."""
-        if unknown := ids - self._segments.keys():
-            self._note_segments(self._usage.find(unknown))
-
-    def _note_damage(self, error: DamagedError) -> None:
-        """Keeps in mind which segment was found to be damaged."""
-        path = Path(error.path)
-        if path.parent == self.path / segments.FOLDER:
-            self._damaged.add(path.stem)
-
-    def prepare(
-        self,
-        run: str,
-        components: Mapping[str, Encoded],
-        *,
-        attributes: Attributes | None = None,
-        elsewhere: Elsewhere | None = None,
-    ) -> Prepared:
-        """Returns a checkpoint that is durable, all but its commit; see `write_prepared`. It needs no claim.
-
-        Give it to `publish` or `discard`; after a crash the next claim in the store sweeps it.
-
-        Args:
-            run: the run's name.
-            components: {name: encoded state}; nobody may change its arrays meanwhile.
-            attributes: {path of a group or leaf: {name: text}}, for people who open `state.h5`.
-            elsewhere: does what `write_prepared` does, in another process, which may die at it. When it raises, nobody
-                may be at work in `job.folder` any longer.
-        """
-        self._learn({piece.segment for leaf in _logs(components) for piece in leaf.pieces})
-        try:
-            if elsewhere is None:
-                return write_prepared(self._disk, self.prepare_job(run), components, attributes)
-            return self._prepare_elsewhere(elsewhere, self.prepare_job(run), components, attributes)
-        except DamagedError as error:
-            # else the next save would meet the same damaged segment
-            self._note_damage(error)
-            raise
-
-    def _prepare_elsewhere(
-        self, elsewhere: Elsewhere, job: PrepareJob, components: Mapping[str, Encoded], attributes: Attributes | None
-    ) -> Prepared:
-        folder = self._works.make()
-        try:
-            return elsewhere(replace(job, folder=folder), components, attributes)
-        except BaseException:
-            # this process may live for weeks, and its folders are swept after its death
-            with contextlib.suppress(StorageError):
-                self._works.take_away(folder, self._finish)
-            raise
-
     def publish(self, run: str, draft: CommitDraft, prepared: Prepared) -> Commit:
         """Returns the checkpoint that was prepared, which is in the store from now on; on an error it is discarded.
 
@@ -360,12 +236,40 @@ class StoreFiles(StoreCompacting, StoreRepairing):
         Raises:
             as `commit`.
         """
+        record = self._published(run, _record_of_draft(draft), prepared)
+        self._large[run, None] = prepared.large
+        self._note_segments(prepared.segments)
+        return Commit(record, prepared.leaves)
+
+    def publish_shards(self, run: str, draft: CommitDraft, prepared: Sequence[Prepared]) -> Commit:
+        """Returns the checkpoint that several ranks have prepared, which is in the store from now on.
+
+        Whether it is or not, each rank has to end what it prepared, by `conclude` or `discard`, once it has been told.
+        The commit's leaves are those that this process knows: `Prepared.from_json` knows none.
+
+        Args:
+            run: the run's name.
+            draft: parent, step, metrics and so on.
+            prepared: of all ranks, in any order.
+
+        Raises:
+            ConfigurationError: a rank is missing, or reported twice; or as `commit`.
+            StorageError: the disk refused, or what a rank has prepared is gone, naming it.
+            ...: as `commit`; nothing is in the store then.
+        """
+        gathered = gathering.gather(self._disk, self.path, run, prepared, known=self._forms.get(run))
+        record = replace(_record_of_draft(draft), shards=gathered.shards, shards_size=gathered.shards_size)
+        record = self._published(run, record, gathered.prepared)
+        self._forms[run] = gathered.forms
+        return Commit(record, {path: leaf for each in prepared for path, leaf in each.leaves.items()})
+
+    def _published(self, run: str, record: CommitRecord, prepared: Prepared) -> CommitRecord:
         try:
             run_id = self.read_run(run).id
             with self._claimed(run) as claim:
                 claim.verify()
                 record = replace(
-                    _record_of_draft(draft),
+                    record,
                     id=self._new_id(),
                     run=run_id,
                     seq=self._next_seq(claim, run),
@@ -379,10 +283,8 @@ class StoreFiles(StoreCompacting, StoreRepairing):
         except BaseException:
             self.discard(prepared)
             raise
-        self._large[run] = prepared.large
-        self._note_segments(prepared.segments)
         self._usage.note(run, record.seq, prepared.segments)
-        return Commit(record, prepared.leaves)
+        return record
 
     def _next_seq(self, claim: claims.Claim, run: str) -> int:
         # listed once for each claim: a commit by somebody else must be a conflict, not a gap that is filled
@@ -404,25 +306,6 @@ class StoreFiles(StoreCompacting, StoreRepairing):
             claim.next_seq = record.seq
             raise
         claim.next_seq = record.seq + 1
-
-    def discard(self, prepared: Prepared) -> None:
-        """Removes what was prepared and not published; raises nothing, for what cannot be removed is swept later."""
-        discard(self._disk, self.path, prepared.folder, prepared.made)
-
-    def prepare_copy(self, run: str, source: Source) -> Prepared:
-        """Returns a copy of a checkpoint that is durable, all but its commit; see `prepare`.
-
-        Args:
-            run: name of the run that it is for, which need not be there yet.
-            source: the checkpoint, whose bytes go through memory in portions.
-
-        Raises:
-            DamagedError, SegmentMissingError, FormatError: the source cannot be trusted; all damaged leaves are named.
-            StorageFullError, StorageError: the disk refused.
-        """
-        job = PrepareJob(self.path, run, processes.this_process(), self._new_id)
-        prepared = source.attempt(lambda: write_items(self._disk, job, source.components, source.items()))
-        return replace(prepared, large=unchanged.large_leaves(prepared.leaves.values()))
 
     def export(self, run: str, seq: int, path: Path, *, metrics: Mapping[str, float], to: str = "h5") -> None:
         """Writes a checkpoint into one file outside of the store, durably; see `exports.write_export`.
@@ -453,11 +336,6 @@ class StoreFiles(StoreCompacting, StoreRepairing):
         content = {"time": sealed.time_to_json(self._clock())["utc"], **event}
         line = json.dumps(content, default=str, ensure_ascii=True).encode("ascii")
         durable.append_line(self._disk, self._run_folder(run) / EVENTS_FILE, line)
-
-
-def _logs(components: Mapping[str, Encoded]) -> Iterator[LogLeaf]:
-    for encoded in components.values():
-        yield from (leaf for leaf in encoded.leaves.values() if isinstance(leaf, LogLeaf))
 
 
 def _record_of_draft(draft: CommitDraft) -> CommitRecord:

@@ -20,14 +20,16 @@ from simckpt.errors import (
     StorageFullError,
     StoreError,
 )
-from simckpt.storage import claims, durable, index, names, origins, quarantine, sealed, segments, usage, work
+from simckpt.storage import claims, durable, names, origins, quarantine, sealed, segments, usage, work
 from simckpt.storage import records as record_types
+from simckpt.storage.index import INDEX_FILE
 from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord
 from simckpt.storage.store_marks import StoreMarks
 from simckpt.storage.store_reader import COMMIT_FILE
 
 RESERVE_FILE = "reserve"
 RESERVE = 128 << 10  # [bytes] that a store keeps, so that it can be pruned on a full disk that no trainer is left on
+_NAMING = (INDEX_FILE, record_types.SHARDS_FILE)  # one of them names the segments of a checkpoint
 _WORTHLESS = (FileNotFoundError, InvalidNameError, FormatError, DamagedError)
 
 
@@ -221,7 +223,7 @@ class StorePruning(StoreMarks):
         for checkpoint, buried in list(self._buried.items()):
             done = not buried.segments if kept is None else not buried.segments & kept
             try:
-                self._clear(checkpoint, besides=(COMMIT_FILE,) if done else (COMMIT_FILE, index.INDEX_FILE))
+                self._clear(checkpoint, besides=(COMMIT_FILE,) if done else (COMMIT_FILE, *_NAMING))
             except StorageError:
                 if checkpoint == asked:
                     raise
@@ -235,14 +237,14 @@ class StorePruning(StoreMarks):
             raise kept_error()
 
     def _clear(self, folder: Path, *, besides: Collection[str]) -> None:
-        """Removes the files in a folder, the index last; one that is gone with all it held is no error."""
+        """Removes the files in a folder, last what names its segments; one that is gone with all it had is no error."""
         with durable.translated(folder):
             try:
                 with os.scandir(folder) as entries:
                     paths = [Path(entry.path) for entry in entries if entry.name not in besides]
             except FileNotFoundError:
                 return
-            for path in sorted(paths, key=lambda path: path.name == index.INDEX_FILE):
+            for path in sorted(paths, key=lambda path: path.name in _NAMING):
                 with contextlib.suppress(FileNotFoundError):  # a sweep of another process was quicker
                     self._disk.unlink(path)
         durable.sync_folder(self._disk, folder)
@@ -355,7 +357,7 @@ class StorePruning(StoreMarks):
         if checkpoint is None:
             return
         kept = self._free_segments(candidates) != set()
-        self._clear(checkpoint, besides=(COMMIT_FILE, index.INDEX_FILE) if kept else (COMMIT_FILE,))
+        self._clear(checkpoint, besides=(COMMIT_FILE, *_NAMING) if kept else (COMMIT_FILE,))
         if kept:
             raise kept_error()
 
@@ -386,4 +388,5 @@ def kept_error() -> SegmentsKeptError:
 def job_ids(job: sealed.Fields, key: str) -> list[str]:
     """Returns the ids of segments that a job names."""
     # a record of version 0.1 has none
-    return [identity for identity in job.optional(key, job.texts) or () if names.ID.fullmatch(identity)]
+    found = () if job.content.get(key) is None else work.segments_in(job, key)
+    return [identity for identity in found if names.ID.fullmatch(identity)]

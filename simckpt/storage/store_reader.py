@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,14 +21,14 @@ from simckpt.errors import (
     StorageError,
     StoreError,
 )
-from simckpt.state.leaf import Leaf
+from simckpt.state.leaf import Leaf, Slab
 from simckpt.state.tree import Encoded
-from simckpt.storage import archived, digests, names, pieces, reader
-from simckpt.storage import index as leaf_index
+from simckpt.storage import archived, indexes, names, parts, pieces, reader
 from simckpt.storage import records as record_types
-from simckpt.storage.index import INDEX_FILE, LeafRecord, SegmentRecord
+from simckpt.storage.index import LeafRecord, SegmentRecord
+from simckpt.storage.indexes import Index
 from simckpt.storage.marks import MARKS, Marks, read_marks, read_marks_of
-from simckpt.storage.records import CommitRecord, StoreRecord, TombstoneRecord
+from simckpt.storage.records import CommitRecord, Shard, StoreRecord, TombstoneRecord
 from simckpt.storage.run_records import RunRecord, parse_run
 from simckpt.storage.starts import StartRecord, read_start
 
@@ -43,29 +42,6 @@ _SEGMENTS_KEPT = 1024  # in memory; what is known of others is read from an inde
 
 Stamp = tuple[int, int]  # modification time [ns since 1970], inode
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Index:
-    """What a checkpoint holds, without its arrays; iterates over the records of its leaves.
-
-    Attributes:
-        commit: its record.
-        leaves: {path: leaf}, in the order of the file; each component's structure is the leaf `<component>/_tree`.
-        segments: {id: segment} of those that the leaves lie in.
-    """
-
-    commit: CommitRecord
-    leaves: Mapping[str, LeafRecord]
-    segments: Mapping[str, SegmentRecord] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[LeafRecord]:
-        return iter(self.leaves.values())
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """The names of the components."""
-        return tuple(dict.fromkeys(leaf.component for leaf in self))
 
 
 class StoreReader:
@@ -245,26 +221,51 @@ class StoreReader:
         names.check_run_name(run)
         return archived.evicted(self.path, run)
 
-    def read(self, run: str, seq: int, components: Iterable[str] | None = None) -> dict[str, Encoded]:
+    def shard_index(self, run: str, seq: int, shard: Shard) -> Index | None:
+        """Returns what one rank has written of a checkpoint of as many ranks, parts as they are; None of another one.
+
+        Raises:
+            CheckpointNotFoundError, DamagedError, FormatError: as `index`.
+        """
+        with self._checkpoint_folder(run, seq) as (folder, record):
+            if record.shards != shard.count:
+                return None
+            found = indexes.read_shard(folder, record, self._checkpoint_path(run, seq), shard)
+            self._note_segments(found.segments)
+            return found
+
+    def read(
+        self,
+        run: str,
+        seq: int,
+        components: Iterable[str] | None = None,
+        *,
+        slabs: Mapping[str, Slab] | None = None,
+    ) -> dict[str, Encoded]:
         """Returns {component: encoded state} of a checkpoint, every byte verified.
 
         Args:
             run: the run's name.
             seq: commit number.
             components: which; all of them if None.
+            slabs: {path: box} of leaves of which no more than that is wanted; they come as `PartLeaf`, and of those
+                that several ranks have written no other part is read.
 
         Raises:
             CheckpointNotFoundError: no such number, or it was pruned.
-            LeafNotFoundError: a component that the checkpoint lacks.
+            LeafNotFoundError: a component or a leaf that the checkpoint lacks.
+            ConfigurationError: a box that does not lie within its leaf.
             DamagedError: naming every damaged leaf.
             SegmentMissingError: with the ids of the segments that are gone.
             FormatError: records that break a rule.
             StorageError: not enough memory, or the permissions refuse.
         """
         wanted = None if components is None else set(components)
-        return self._brought_back(run, seq, lambda: self._read(run, seq, wanted))
+        return self._brought_back(run, seq, lambda: self._read(run, seq, wanted, slabs or {}))
 
-    def _read(self, run: str, seq: int, components: Collection[str] | None) -> dict[str, Encoded]:
+    def _read(
+        self, run: str, seq: int, components: Collection[str] | None, slabs: Mapping[str, Slab]
+    ) -> dict[str, Encoded]:
         with self._checkpoint(run, seq) as (folder, index):
             chosen = set(index.components if components is None else components)
             if missing := sorted(chosen - set(index.components)):
@@ -273,28 +274,31 @@ class StoreReader:
                     f"it has {', '.join(index.components)}"
                 )
             leaves = [leaf for leaf in index if leaf.component in chosen]
-            return reader.assemble(self._leaves(run, folder, index, leaves))
+            _check_known(index, run, slabs)
+            return reader.assemble(self._leaves(run, folder, index, leaves, slabs))
 
-    def read_leaves(self, run: str, seq: int, paths: Iterable[str]) -> dict[str, Leaf]:
+    def read_leaves(
+        self, run: str, seq: int, paths: Iterable[str], *, slabs: Mapping[str, Slab] | None = None
+    ) -> dict[str, Leaf]:
         """Returns {path: leaf}, every byte verified; nothing else of the checkpoint's state is read.
+
+        Args:
+            run: the run's name.
+            seq: commit number.
+            paths: of the leaves.
+            slabs: see `read`.
 
         Raises:
             LeafNotFoundError: with the paths that are near.
             CheckpointNotFoundError, DamagedError, FormatError, StorageError: as in `read`.
         """
         wanted = list(paths)
-        return self._brought_back(run, seq, lambda: self._read_leaves(run, seq, wanted))
+        return self._brought_back(run, seq, lambda: self._read_leaves(run, seq, wanted, slabs or {}))
 
-    def _read_leaves(self, run: str, seq: int, paths: Iterable[str]) -> dict[str, Leaf]:
+    def _read_leaves(self, run: str, seq: int, paths: Collection[str], slabs: Mapping[str, Slab]) -> dict[str, Leaf]:
         with self._checkpoint(run, seq) as (folder, index):
-            leaves = []
-            for path in paths:
-                if path not in index.leaves:
-                    near = difflib.get_close_matches(path, list(index.leaves)[:_NEAR], 3)
-                    hint = f"; near ones: {', '.join(near)}" if near else ""
-                    raise LeafNotFoundError(f"checkpoint {seq} of run {run!r} has no leaf {path!r}{hint}")
-                leaves.append(index.leaves[path])
-            return self._leaves(run, folder, index, leaves)
+            _check_known(index, run, [*paths, *slabs])
+            return self._leaves(run, folder, index, [index.leaves[path] for path in paths], slabs)
 
     def verify(self, run: str, seq: int, *, besides: Container[str] = ()) -> Index:
         """Returns the index after every byte of every file that the checkpoint uses was compared with its digest.
@@ -311,21 +315,8 @@ class StoreReader:
         """
         with self._checkpoint(run, seq) as (folder, index):
             path = self._checkpoint_path(run, seq)
-            damaged: list[str] = []
-            for leaf in index:
-                if leaf.pieces:
-                    continue
-                # one by one: the memory needed is that of the largest leaf
-                try:
-                    self._leaves(run, folder, index, [leaf])
-                except DamagedError as error:
-                    damaged.extend(error.leaves)
-            if damaged:
-                raise reader.damage(path, damaged)
-            for file in index.commit.files:
-                if file.covers == "metadata":
-                    reader.check_rest(folder, file, index, path=path)
-            pieces.verify(self.path, index, index.segments, path=path, besides=besides)
+            parts.verify(folder, index, path=path)
+            pieces.verify(self.path, list(index.lines_in_segments), index.segments, path=path, besides=besides)
             return index
 
     def events(self, run: str) -> list[dict[str, Any]]:
@@ -367,18 +358,18 @@ class StoreReader:
     @contextlib.contextmanager
     def _checkpoint(self, run: str, seq: int) -> Iterator[tuple[int, Index]]:
         """Gives a descriptor of a checkpoint's folder, and its index."""
-        with self._index_bytes(run, seq) as (folder, record, data):
-            leaves, segments = leaf_index.parse_index(data, self._checkpoint_path(run, seq) / INDEX_FILE)
-            self._note_segments(segments)
-            yield folder, Index(record, leaves, segments)
+        with self._checkpoint_folder(run, seq) as (folder, record):
+            index = indexes.read_index(folder, record, self._checkpoint_path(run, seq))
+            self._note_segments(index.segments)
+            yield folder, index
 
     def segment_ids(self, run: str, seq: int) -> frozenset[str]:
         """Returns the ids of the segments that a checkpoint uses; raises as `index`."""
-        with self._index_bytes(run, seq) as (_, _, data):
-            return leaf_index.parse_segment_ids(data, self._checkpoint_path(run, seq) / INDEX_FILE)
+        with self._checkpoint_folder(run, seq) as (folder, record):
+            return indexes.read_segment_ids(folder, record, self._checkpoint_path(run, seq))
 
     @contextlib.contextmanager
-    def _index_bytes(self, run: str, seq: int) -> Iterator[tuple[int, CommitRecord, bytes]]:
+    def _checkpoint_folder(self, run: str, seq: int) -> Iterator[tuple[int, CommitRecord]]:
         record = self._record_of(run, seq)
         if isinstance(record, TombstoneRecord):
             raise CheckpointNotFoundError(
@@ -387,7 +378,7 @@ class StoreReader:
         path = self._checkpoint_path(run, seq)
         try:
             with self._opened(run) as checkpoints, reader.opened_folder(checkpoints, path.name) as folder:
-                yield folder, record, _read_index(folder, record, path / INDEX_FILE)
+                yield folder, record
         except FileNotFoundError as error:
             raise DamagedError(f"{path} is missing: it was removed while it was read", path=path) from error
 
@@ -428,29 +419,23 @@ class StoreReader:
             raise DamagedError(f"{path} is missing", path=path) from error
         return record_types.parse_commit(data, path, seq=seq, run_id=run_id)
 
-    def _leaves(self, run: str, folder: int, index: Index, leaves: list[LeafRecord]) -> dict[str, Leaf]:
-        sizes = {file.name: file.size for file in index.commit.files}
+    def _leaves(
+        self, run: str, folder: int, index: Index, leaves: list[LeafRecord], slabs: Mapping[str, Slab]
+    ) -> dict[str, Leaf]:
         path = self._checkpoint_path(run, index.commit.seq)
-        here, shared = [leaf for leaf in leaves if not leaf.pieces], [leaf for leaf in leaves if leaf.pieces]
-        besides = sum(leaf.size for leaf in shared)
-        found = reader.read_leaves(folder, here, sizes=sizes, path=path, besides=besides)
-        found |= pieces.read_leaves(self.path, shared, path=path)
-        return {leaf.path: found[leaf.path] for leaf in leaves}
+        return parts.read_leaves(self.path, folder, leaves, slabs=slabs, sizes=index.sizes, path=path)
+
+
+def _check_known(index: Index, run: str, paths: Iterable[str]) -> None:
+    for path in paths:
+        if path not in index.leaves:
+            near = difflib.get_close_matches(path, list(index.leaves)[:_NEAR], 3)
+            hint = f"; near ones: {', '.join(near)}" if near else ""
+            raise LeafNotFoundError(f"checkpoint {index.commit.seq} of run {run!r} has no leaf {path!r}{hint}")
 
 
 def _first_start(run: RunRecord) -> StartRecord:
     return StartRecord(run.created, run.hyperparameters, run.experiment, run.git, run.versions, run.host)
-
-
-def _read_index(folder: int, record: CommitRecord, path: Path) -> bytes:
-    file = record.file(INDEX_FILE)
-    try:
-        data = reader.read_small(folder, INDEX_FILE, limit=leaf_index.INDEX_LIMIT, path=path)
-    except FileNotFoundError as error:
-        raise DamagedError(f"{path} is missing", path=path) from error
-    if len(data) != file.size or not digests.matches(data, file.digest):
-        raise DamagedError(f"{path} is damaged: its bytes differ from the digest in {COMMIT_FILE}", path=path)
-    return data
 
 
 def _sequence(checkpoints: int, besides: AbstractSet[str] = frozenset()) -> list[int]:

@@ -11,9 +11,22 @@ import os
 from pathlib import Path
 
 from simckpt.errors import ConflictError, DamagedError, FormatError, StoreError
-from simckpt.storage import archived, claims, digests, durable, index, marks, names, quarantine, reader, sealed
+from simckpt.storage import (
+    archived,
+    claims,
+    digests,
+    durable,
+    index,
+    indexes,
+    marks,
+    names,
+    quarantine,
+    reader,
+    sealed,
+    state_file,
+)
 from simckpt.storage import records as record_types
-from simckpt.storage.records import StoreRecord, TombstoneRecord
+from simckpt.storage.records import FileRecord, StoreRecord, TombstoneRecord
 from simckpt.storage.run_records import RunRecord
 from simckpt.storage.store_pruning import StorePruning
 from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE, STORE_FILE
@@ -146,21 +159,49 @@ class StoreRepairing(StorePruning):
             raise ConflictError(f"the record of run {record.name!r} is not damaged")
         self._rewrite(f"runs/{record.name}/{RUN_FILE}", record.to_bytes())
 
-    def rewrite_index(self, run: str, seq: int, data: bytes) -> None:
-        """Puts an index in the place of a damaged or lost one, which goes into quarantine.
+    def index_record(self, run: str, seq: int, name: str) -> FileRecord:
+        """Returns what the records of a checkpoint vouch for of one of its indexes.
 
         Raises:
-            DamagedError: these bytes are not those that the commit record vouches for.
+            CheckpointNotFoundError, DamagedError, FormatError: as `index`.
+        """
+        with self._checkpoint_folder(run, seq) as (folder, record):
+            if not record.shards or name == record_types.SHARDS_FILE:
+                return record.file(name)
+            listing = indexes.read_listing(folder, record, self._checkpoint_path(run, seq))
+            for file in listing.indexes:
+                if file.name == name:
+                    return file
+        raise FormatError(f"checkpoint {record.id} has no index {name!r}")
+
+    def state_file_of(self, run: str, seq: int, name: str) -> str:
+        """Returns the name of the file that one of a checkpoint's indexes is of; raises as `index_record`."""
+        with self._checkpoint_folder(run, seq) as (_, record):
+            for shard in record_types.shards_of(record.shards):
+                if shard.index_file == name:
+                    return shard.state_file
+        return state_file.STATE_FILE
+
+    def rewrite_index(self, run: str, seq: int, data: bytes, name: str = index.INDEX_FILE) -> None:
+        """Puts an index in the place of a damaged or lost one, which goes into quarantine.
+
+        Args:
+            run: the run's name.
+            seq: commit number.
+            data: its bytes.
+            name: which of the checkpoint's indexes it is.
+
+        Raises:
+            DamagedError: these bytes are not those that the records vouch for.
             RunLockedError: another process is writing the run.
             StorageError: the disk refused.
         """
-        path = self._checkpoint_path(run, seq) / index.INDEX_FILE
+        path = self._checkpoint_path(run, seq) / name
         quarantine.check_inside(self.path, *path.parent.relative_to(self.path).parts)
         with self._claimed(run) as claim:
             claim.verify()
-            record = self._record_of(run, seq)
-            if isinstance(record, TombstoneRecord) or not digests.matches(data, record.file(index.INDEX_FILE).digest):
-                raise DamagedError(f"{path}: these are not the bytes that {COMMIT_FILE} vouches for", path=path)
+            if not digests.matches(data, self.index_record(run, seq, name).digest):
+                raise DamagedError(f"{path}: these are not the bytes that the records vouch for", path=path)
             self._rewrite(str(path.relative_to(self.path)), data)
 
     def rewrite_store(self, id: str | None = None) -> None:

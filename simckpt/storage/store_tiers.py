@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,18 +28,25 @@ from simckpt.storage import (
     sealed,
     segments,
     small_files,
-    state_file,
     work,
 )
-from simckpt.storage import index as leaf_index
 from simckpt.storage import records as record_types
 from simckpt.storage.archived import ArchivedRecord, ArchiveRecord
 from simckpt.storage.records import CommitRecord, TombstoneRecord
 from simckpt.storage.store_pruning import StorePruning
 from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE
 
-# state.h5 last: with it the checkpoint is here
-_ORDER = (COMMIT_FILE, leaf_index.INDEX_FILE, state_file.STATE_FILE)
+
+def _order(name: str) -> tuple[int, str]:
+    """Returns what sorts the files of a checkpoint; with the last of them, the first with arrays, it is here."""
+    return (
+        0 if name == COMMIT_FILE else 3 if archived.is_first_state(name) else 2 if name.endswith(".h5") else 1
+    ), name
+
+
+def _states(record: ArchivedRecord) -> list[str]:
+    """Returns the names of the files with arrays, the first one first."""
+    return sorted((name for name in record.files if name.endswith(".h5")), key=_order, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -133,13 +140,33 @@ class StoreTiers(StorePruning):
         record = archived.read_archived(self.path, run, seq)
         if record is None or record.checkpoint != checkpoint:
             raise FormatError(f"checkpoint {checkpoint} of run {run!r} is not in the archive: it is not evicted")
-        path = self._checkpoint_path(run, seq) / state_file.STATE_FILE
+        folder, states = self._checkpoint_path(run, seq), _states(record)
+        # the first one first: without it the checkpoint is not here, whatever a kill leaves of the others
+        with durable.translated(folder / states[0]), contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(folder / states[0])
+        self._remove_others(folder, states)
+
+    def _remove_others(self, folder: Path, states: list[str]) -> None:
+        """Removes the states of an evicted checkpoint but the first, unless that comes back meanwhile."""
+        first, *others = states
+        if others:
+            with self._works.made() as made:
+                taken = [name for name in others if self._take_out(folder / name, made / name)]
+                # a fetch by another process brings the first back last, and looks for the others after that: of the
+                # two whoever looks later sees what the other one did
+                if os.path.lexists(folder / first):
+                    for name in taken:
+                        durable.replace_file(self._disk, made / name, folder / name)
+        durable.sync_folder(self._disk, folder)
+
+    def _take_out(self, path: Path, target: Path) -> bool:
         with durable.translated(path), contextlib.suppress(FileNotFoundError):
-            self._disk.unlink(path)
-        durable.sync_folder(self._disk, path.parent)
+            self._disk.rename(path, target)
+            return True
+        return False
 
     def free_evicted(self) -> None:
-        """Frees the segments that nobody needs but checkpoints whose state is in the archive alone.
+        """Frees what nobody needs but checkpoints whose state is in the archive alone.
 
         Raises:
             StorageError: the disk refused; tried again at the next call.
@@ -149,6 +176,9 @@ class StoreTiers(StorePruning):
             known = self.archived(run)
             for seq in archived.evicted(self.path, run) & known.keys():
                 candidates |= known[seq].segments.keys()
+                folder, states = self._checkpoint_path(run, seq), _states(known[seq])
+                if any(os.path.lexists(folder / name) for name in states[1:]):
+                    self._remove_others(folder, states)
         home = self.path / segments.FOLDER
         here = {identity for identity in candidates if os.path.lexists(home / segments.file_name(identity))}
         self._free_segments(here)
@@ -180,7 +210,7 @@ class StoreTiers(StorePruning):
         durable.write_file(self._disk, path, parts, size=size)
 
     def replace(self, run: str, seq: int, incoming: Incoming, files: Collection[str]) -> None:
-        """Puts files that came from the archive in their places; with `state.h5`, the last, the checkpoint is here.
+        """Puts files that came from the archive in their places; with the last of them the checkpoint is here.
 
         A checkpoint whose folder is gone gets that with all that is in it, under the run's claim. A folder that lies in
         the place of a file goes into quarantine.
@@ -197,7 +227,8 @@ class StoreTiers(StorePruning):
             StorageError: the disk refused.
         """
         path = self._checkpoint_path(run, seq)
-        if set(_ORDER) <= set(files) and not os.path.lexists(path):
+        is_whole = COMMIT_FILE in files and any(map(archived.is_first_state, files))
+        if is_whole and not os.path.lexists(path):
             with self._claimed(run):
                 self._take_in(run, seq, incoming)
             return
@@ -205,8 +236,8 @@ class StoreTiers(StorePruning):
             if place.is_dir() and not place.is_symlink():
                 quarantine.put_aside(self._disk, self.path, str(place.relative_to(self.path)))
         segments.publish(self._disk, self.path, incoming.folder, incoming.segments)
-        for name in _ORDER:
-            if name in files and not (name == COMMIT_FILE and self._is_readable(run, seq)):
+        for name in sorted(files, key=_order):
+            if not (name == COMMIT_FILE and self._is_readable(run, seq)):
                 durable.replace_file(self._disk, incoming.folder / name, path / name)
         if isinstance(self._record_of(run, seq), TombstoneRecord):
             self._clear(path, besides=(COMMIT_FILE,))
@@ -262,10 +293,9 @@ class StoreTiers(StorePruning):
         data = reader.read_small(self.path, *parts, limit=record_types.COMMIT_LIMIT, path=path)
         return record_types.parse_commit(data, path, seq=seq, run_id=self._run_id(run)), data
 
-    def files_of(self, run: str, seq: int) -> Mapping[str, Path]:
-        """Returns {name: path} of the files of a checkpoint's folder, whether they are there or not."""
-        path = self._checkpoint_path(run, seq)
-        return {name: path / name for name in _ORDER}
+    def folder_of(self, run: str, seq: int) -> Path:
+        """Returns the path of a checkpoint's folder, whether it is there or not."""
+        return self._checkpoint_path(run, seq)
 
     def archived_file(self, run: str, seq: int) -> Path:
         """Returns the path of the record that says that a checkpoint is archived."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from simckpt.state.leaf import LogLeaf
+from simckpt.state.leaf import LogLeaf, PartLeaf
 from simckpt.storage import blocks, digests
 from simckpt.storage.index import LeafRecord
 from simckpt.storage.state_file import STRUCTURE_KIND, Item
@@ -61,8 +61,9 @@ def unchanged(items: Iterable[Item], found: Mapping[str, str], previous: Mapping
 
 def _equals(item: Item, probe: str, before: Large) -> bool:
     leaf, record = item.leaf, before.record
-    form = (leaf.kind, leaf.dtype, tuple(leaf.shape), leaf.data.dtype.str, leaf.data.shape)
-    if form != (record.kind, record.dtype, record.shape, record.stored_dtype().str, record.stored_shape):
+    start = tuple(leaf.offset) if isinstance(leaf, PartLeaf) else None
+    form = (leaf.kind, leaf.dtype, tuple(leaf.shape), leaf.data.dtype.str, leaf.data.shape, start)
+    if form != (record.kind, record.dtype, record.shape, record.stored_dtype().str, record.stored_shape, record.part):
         return False
     # a probe that differs spares the digest of a leaf that changes all the time
     if before.probe not in (None, probe) or not record.digest:

@@ -149,7 +149,7 @@ def by_saves(root: Path, *, besides: Collection[Path] = ()) -> set[str] | None:
         try:
             job = work.read_job(folder)
             if job.text("job") == "save":
-                used.update(job.texts("uses"), job.texts("made"))
+                used.update(work.segments_in(job, "uses"), work.segments_in(job, "made"))
         except (FileNotFoundError, DamagedError):
             continue
         except StorageError:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from simckpt.errors import SimckptError, StorageError
-from simckpt.storage import durable, processes, reader, records, sealed
+from simckpt.storage import durable, processes, reader, sealed
 
+JOB_LIMIT = 1 << 24  # [bytes] of job.json: that of many ranks names the segments of all
+SEGMENTS_LIMIT = 200_000  # that it may name
 JOB_FILE = "job.json"  # in a work folder: what its maker has begun, for the sweep to undo or to end
 UNKNOWN_AGE = 86_400.0  # [s] after which work of a process that cannot be looked at from here counts as left over
 
@@ -131,5 +133,10 @@ def read_job(folder: Path) -> sealed.Fields:
     """
     path = folder / JOB_FILE
     with reader.opened_file(folder, JOB_FILE) as descriptor, durable.translated(path):
-        data = reader.read_whole(descriptor, limit=records.RECORD_LIMIT, path=path)
+        data = reader.read_whole(descriptor, limit=JOB_LIMIT, path=path)
     return sealed.unseal(data, "job", path=path)
+
+
+def segments_in(job: sealed.Fields, key: str) -> tuple[str, ...]:
+    """Returns the ids that a job has under a key; raises FormatError."""
+    return job.texts(key, limit=SEGMENTS_LIMIT)

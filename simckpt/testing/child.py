@@ -166,7 +166,6 @@ def _record_all(kill_at: int | None, look_around: bool, sender: Connection) -> C
             super().__init__(run, files, claim, components, **{**policies, "keep": None})
             streams.update(dict.fromkeys(name for name, each in components.items() if isinstance(each, RNGStreams)))
             self._restored_step: int | None = None
-            self._begun: Save | None = None
             self._calls = 0
             self._watch = StreamWatch()
 
@@ -174,10 +173,6 @@ def _record_all(kill_at: int | None, look_around: bool, sender: Connection) -> C
             restored = super().restore_latest(damaged=damaged)
             self._restored_step = restored.step if restored else None
             return restored
-
-        def _begin(self, *args: Any, **options: Any) -> Save:
-            self._begun = super()._begin(*args, **options)
-            return self._begun
 
         def step(self, step: int, metrics: Mapping[str, float] | None = None) -> Save | None:
             # a loop that saves before its body comes once more to the step that it was restored to
@@ -190,7 +185,7 @@ def _record_all(kill_at: int | None, look_around: bool, sender: Connection) -> C
             self._calls += 1
             if look_around:
                 self._look_around()
-            return self._begun
+            return self._saver.latest
 
         def _look_around(self) -> None:
             uncovered.update(dict.fromkeys(self._watch.uncovered(self.components)))

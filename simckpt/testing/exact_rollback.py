@@ -206,8 +206,9 @@ def _record_rollback(at_step: int, to_step: int, copy: Path | None, sender: Conn
             assert self._rollbacks is not None
             if not done and step >= at_step and step != self._restored_step:
                 self._rollbacks.judge = self._judge  # type: ignore[method-assign]
+                self._rollbacks.look = lambda *_, **__: "asked for"  # type: ignore[method-assign]
             elif "judge" in vars(self._rollbacks):
-                del self._rollbacks.judge
+                del self._rollbacks.judge, self._rollbacks.look
             return super().step(step, metrics)
 
         def _judge(self, *_: Any, **__: Any) -> RollbackDecision:
