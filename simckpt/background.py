@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from simckpt import state
 from simckpt.ancestry import ancestry, may_be_head
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import ConflictError, SegmentsKeptError, StoreError
+from simckpt.errors import ConflictError, SegmentsKeptError, StoreError, SupersededError
 from simckpt.policies import CheckpointFacts, KeepAll, KeepPolicy, retain
-from simckpt.storage import CommitDraft, CommitRecord, LeafRecord, StoreFiles
+from simckpt.storage import Commit, CommitDraft, CommitRecord, LeafRecord, Shard, StoreFiles
 from simckpt.storage.preparing import Prepared
 from simckpt.storage.writer_process import WriterProcess
 
@@ -41,6 +41,7 @@ class Snapshot:
         notes: what went wrong beside the save itself, one line each.
         memory: what the policies remembered before, should it fail.
         protected: {checkpoint id: reason} of what must not be pruned after it, beside what the store protects.
+        when_written: called once nothing of the state is needed any more.
     """
 
     trees: Mapping[str, Any]
@@ -54,6 +55,7 @@ class Snapshot:
     notes: list[str] = field(default_factory=list)
     memory: dict[str, float] = field(default_factory=dict)
     protected: Mapping[str, str] = field(default_factory=dict)
+    when_written: Callable[[], None] = lambda: None
 
     def encode(self) -> Mapping[str, state.Encoded]:
         """Returns the encoded state, which shares the memory of the trees."""
@@ -66,6 +68,11 @@ class Snapshot:
         """Lets go of the state, so that who keeps the rest does not keep its memory."""
         self.trees, self.encoded, self.texts = {}, None, {}
 
+    def release(self) -> None:
+        """Lets go of the state, for it is on the disk, although it is no checkpoint yet."""
+        self.drop_arrays()
+        self.when_written()
+
 
 class Save:
     """A save that has been begun; made by `Checkpointer.step`.
@@ -77,6 +84,7 @@ class Save:
         snapshot: the rest of it; its arrays are gone once it is done.
         error: what it raised, once it has failed.
         told: whether its error was raised, so that nobody need be told again.
+        written: set once it is on the disk, or has failed; its memory serves the next save then.
     """
 
     def __init__(self, snapshot: Snapshot, write: Callable[[Snapshot], Checkpoint]) -> None:
@@ -88,6 +96,8 @@ class Save:
         self._checkpoint: Checkpoint | None = None
         self.error: BaseException | None = None
         self.told = False
+        self.written = threading.Event()
+        snapshot.when_written = self.written.set
         self._finished = threading.Event()
         self._turn = threading.Lock()
         self._started = threading.Event()
@@ -167,6 +177,7 @@ class Save:
         self.error = error
         self.snapshot.drop_arrays()
         self._finished.set()
+        self.written.set()
 
 
 class Preparer(Protocol):
@@ -177,17 +188,64 @@ class Preparer(Protocol):
         ...
 
 
-def preparer(files: StoreFiles, run: str, process: WriterProcess | None) -> Preparer:
+def preparer(files: StoreFiles, run: str, process: WriterProcess | None, shard: Shard | None = None) -> Preparer:
     """Returns the preparer that works in the calling thread, or the one that hands over to a process."""
+    elsewhere = None if process is None else process.prepare
 
-    def here(components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
-        return files.prepare(run, components, attributes=texts)
+    def prepare(components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
+        return files.prepare(run, components, attributes=texts, elsewhere=elsewhere, shard=shard)
 
-    def apart(components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
-        assert process is not None
-        return files.prepare(run, components, attributes=texts, elsewhere=process.prepare)
+    return prepare
 
-    return here if process is None else apart
+
+class Publisher(Protocol):
+    """Makes a checkpoint of a snapshot; called by the thread that saves, the rest by the one that trains."""
+
+    def __call__(self, snapshot: Snapshot) -> Commit:
+        """Returns what was committed; raises what `StoreFiles.commit` raises."""
+        ...
+
+    def announce(self) -> None:
+        """Takes note that a save is begun, whose snapshot is not taken yet."""
+        ...
+
+    def withdraw(self, error: BaseException) -> None:
+        """Takes note that the save that was announced could not be begun."""
+        ...
+
+    def give_up(self) -> None:
+        """Ends the saves that are written and wait for other ranks."""
+        ...
+
+
+class OwnPublisher:
+    """Makes the checkpoints of a process that trains alone.
+
+    Args:
+        files: of the store.
+        run: the run's name.
+        prepare: does the heavy part of a save.
+    """
+
+    def __init__(self, files: StoreFiles, run: str, prepare: Preparer) -> None:
+        self._files = files
+        self._run = run
+        self._prepare = prepare
+
+    def __call__(self, snapshot: Snapshot) -> Commit:
+        """Prepares and publishes."""
+        prepared = self._prepare(snapshot.encode(), snapshot.texts)
+        draft = replace(snapshot.draft, duration=time.monotonic() - snapshot.due)
+        return self._files.publish(self._run, draft, prepared)
+
+    def announce(self) -> None:
+        """Nobody waits for it."""
+
+    def withdraw(self, error: BaseException) -> None:
+        """Nobody waits for it."""
+
+    def give_up(self) -> None:
+        """No save waits for others."""
 
 
 class Writer:
@@ -203,7 +261,7 @@ class Writer:
         files: of the store.
         run: the run's name.
         keep: which checkpoints stay.
-        prepare: does the heavy part of a save.
+        publish: makes the checkpoints.
         protections: returns {id of a checkpoint: why no policy may drop it}, as it is now.
         run_id: id of the run.
     """
@@ -213,7 +271,7 @@ class Writer:
         files: StoreFiles,
         run: str,
         keep: KeepPolicy,
-        prepare: Preparer,
+        publish: Publisher,
         protections: Callable[[], Mapping[str, str]],
         *,
         run_id: str,
@@ -225,7 +283,7 @@ class Writer:
         self._files = files
         self._run = run
         self._keep = keep
-        self._prepare = prepare
+        self._publish = publish
         self._protections = protections
         self._run_id = run_id
         self._passed: set[int] = set()
@@ -250,6 +308,9 @@ class Writer:
         self._passed = set(self._files.sequence(self._run)) - {record.seq for record in line}
         self.read_line()
 
+    def note_restored(self, checkpoint: Checkpoint) -> None:
+        """Takes note that a checkpoint was put into the live objects: the line is known from the store."""
+
     def write(self, snapshot: Snapshot) -> Checkpoint:
         """Returns the checkpoint of a snapshot; raises what `StoreFiles.commit` raises."""
         try:
@@ -259,30 +320,37 @@ class Writer:
                 # Ctrl-C may have come after the commit was in place: then that is the head
                 with contextlib.suppress(StoreError):
                     self.read_line()
-            self._log(snapshot, "save failed", step=snapshot.draft.step, error=str(error) or repr(error))
+            event = "save superseded" if isinstance(error, SupersededError) else "save failed"
+            self._log(snapshot, event, step=snapshot.draft.step, error=str(error) or repr(error))
             raise
 
     def _commit(self, snapshot: Snapshot) -> Checkpoint:
         # a store that was moved away may have made room for another one, with a run of the same name
         if self._files.read_run(self._run).id != self._run_id:
             raise ConflictError(f"another run of the name {self._run!r} lies where this one was: was its store moved?")
-        prepared = self._prepare(snapshot.encode(), snapshot.texts)
-        duration = time.monotonic() - snapshot.due
-        commit = self._files.publish(self._run, replace(snapshot.draft, duration=duration), prepared)
-        self.duration = duration
+        commit = self._publish(snapshot)
+        self._finish(snapshot, commit)
+        return Checkpoint(self._files, self._run, commit.record)
+
+    def _finish(self, snapshot: Snapshot, commit: Commit) -> None:
+        """Does what comes after a commit."""
         snapshot.leaves, record = commit.leaves, commit.record
-        if may_be_head(record):
-            self.head = record.id
-            self.line.append(record)
-        else:
-            self.post_mortems.append(record)
+        self.duration = record.duration
+        self.note(record)
         try:
             self._log(snapshot, "saved", checkpoint=record.id, step=record.step, reason=snapshot.reason)
             self._prune(snapshot)
         except Exception as error:  # the checkpoint is in the store: whatever comes after it is no failure of the save
             told = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
             snapshot.notes.append(f"no checkpoint was pruned, which is tried again after the next save: {told}")
-        return Checkpoint(self._files, self._run, record)
+
+    def note(self, record: CommitRecord) -> None:
+        """Takes a commit for the head, unless it is a post-mortem."""
+        if may_be_head(record):
+            self.head = record.id
+            self.line.append(record)
+        else:
+            self.post_mortems.append(record)
 
     def _prune(self, snapshot: Snapshot) -> None:
         self._prune_post_mortems(snapshot)

@@ -13,7 +13,7 @@ from simckpt import presentation, provenance, state
 from simckpt.arguments import checked_metrics
 from simckpt.errors import ConfigurationError, DamagedError, FormatError, LeafNotFoundError, VersionWarning
 from simckpt.policies import CheckpointFacts
-from simckpt.restore import Adjustment, BoundComponent, apply, bind
+from simckpt.restore import Adjustment, BoundComponent, apply, bind, wanted_parts
 from simckpt.storage import exports
 from simckpt.storage.marks import UNMARKED
 from simckpt.storage.state_file import STRUCTURE_KIND
@@ -21,6 +21,7 @@ from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
     from simckpt.run import Run
+    from simckpt.state.leaf import Slab
     from simckpt.storage import CommitRecord, LeafRecord, Marks, StartRecord, StoreFiles
     from simckpt.store import Store
 
@@ -233,7 +234,12 @@ class Checkpoint:
     @property
     def nbytes(self) -> int:
         """Size of its own files [bytes], without the segments that it shares with other checkpoints."""
-        return sum(file.size for file in self._record.files)
+        return self._record.nbytes
+
+    @property
+    def shards(self) -> int:
+        """How many ranks saved it together; 0 of one process, and of a copy from elsewhere."""
+        return self._record.shards
 
     def leaves(self) -> Mapping[str, LeafRecord]:
         """Returns {path: record} of every leaf, in the order of the file; reads the index alone."""
@@ -243,14 +249,20 @@ class Checkpoint:
         """Returns the names of the components it holds."""
         return list(self._files.index(self.run, self._record.seq).components)
 
-    def read(self, components: list[str] | None = None) -> dict[str, state.Encoded]:
+    def read(
+        self, components: list[str] | None = None, *, slabs: Mapping[str, Slab] | None = None
+    ) -> dict[str, state.Encoded]:
         """Returns the named components, or all, with every byte verified against its digest.
+
+        Args:
+            components: their names.
+            slabs: {path: part} of leaves of which no more than that is wanted.
 
         Raises:
             LeafNotFoundError: the checkpoint has no such component.
             DamagedError: bytes differ from their digests; all damaged leaves are named.
         """
-        return self._files.read(self.run, self._record.seq, components)
+        return self._files.read(self.run, self._record.seq, components, slabs=slabs)
 
     def leaf(self, path: str) -> state.Leaf:
         """Returns one leaf as the file stores it, verified."""
@@ -381,7 +393,8 @@ class Checkpoint:
         """
         available = set(self.components())
         untouched = frozenset() if adjustment is None else adjustment.untouched
-        saved = self.read([name for name in bound if name in available and name not in untouched])
+        wanted = {name: each for name, each in bound.items() if name in available and name not in untouched}
+        saved = self.read(list(wanted), slabs=wanted_parts(wanted, self.leaves))
         differences = provenance.version_differences(self.versions, provenance.versions())
         if differences:
             # before anything changes: a program may turn warnings into errors

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from simckpt.arguments import checked_step
 from simckpt.checkpoint import Checkpoint
-from simckpt.decisions import Decisions, check_arguments, checked_metrics
+from simckpt.decisions import BARRIER, Decisions, check_arguments, checked_metrics
 from simckpt.errors import (
     ConfigurationError,
     ConflictError,
-    DamagedError,
-    FormatError,
     HalfRestoredError,
     RollbackLimitError,
     RolledBack,
-    SaveFailedWarning,
-    SimckptError,
-    StateMismatchError,
     StoreError,
     UpkeepWarning,
 )
 from simckpt.loop_end import LoopEnd
-from simckpt.maintenance.fallback import AWAY, FALL_BACK, Search
+from simckpt.maintenance.fallback import FALL_BACK
 from simckpt.policies import KeepAll, KeepPolicy, Moment, RollbackDecision, RollbackPolicy, SavePolicy
-from simckpt.resuming import adjustment_of
+from simckpt.ranks import ALONE
+from simckpt.resuming import resume
 from simckpt.rollback import Rollbacks
 from simckpt.rollback_notices import with_remedy
 from simckpt.saver import Saver
@@ -39,8 +37,9 @@ from simckpt.saver import Saver
 if TYPE_CHECKING:
     from simckpt.background import Save
     from simckpt.branching.hyperparameters import Hyperparameters
+    from simckpt.ranks import Held
     from simckpt.run import Run
-    from simckpt.storage import Claim, StoreFiles
+    from simckpt.storage import StoreFiles
 
 
 class Checkpointer:
@@ -72,7 +71,7 @@ class Checkpointer:
         self,
         run: Run,
         files: StoreFiles,
-        claim: Claim,
+        claim: Held,
         components: Mapping[str, Any],
         *,
         save_when: SavePolicy,
@@ -82,21 +81,41 @@ class Checkpointer:
         hyperparameters: Hyperparameters | None = None,
         rollback: RollbackPolicy | None = None,
         in_place: bool = False,
+        per_rank: Mapping[str, bool] | None = None,
+        coordination: str = BARRIER,
+        timeout: float | None = None,
     ) -> None:
-        check_arguments(components, save_when, keep, background, when_busy, hyperparameters, rollback, in_place)
+        self._ranks = run.ranks
+        given = (components, save_when, keep, background, when_busy, hyperparameters, rollback, in_place)
+        self._ranks.each(lambda: check_arguments(*given, coordination, timeout))
+        # in the loop the ranks decide together, or each for itself
+        self._in_loop = self._ranks if coordination == BARRIER else ALONE
         self.components = dict(components)
         self.restored_from: str | None = None
         self._run = run
         self._files = files
         self._claim = claim
         self._save_when = save_when
-        self._background = background
-        self._when_busy = when_busy
         self._hyperparameters = hyperparameters
         self._in_place = in_place
         self._decisions = Decisions()
-        self._saver = Saver(run, files, self.components, self._decisions, keep=keep or KeepAll(), background=background)
-        self._end = LoopEnd(run, self._saver, save_when)
+        if timeout is not None:
+            self._ranks.patience = timeout
+        self._saver = self._ranks.each(
+            lambda: Saver(
+                run,
+                files,
+                self.components,
+                self._decisions,
+                keep=keep or KeepAll(),
+                background=background,
+                when_busy=when_busy,
+                per_rank=per_rank or {},
+                coordination=coordination,
+            )
+        )
+        self._saver.share_names(self._ranks.gather(list(self.components)), same=coordination == BARRIER)
+        self._end = LoopEnd(run, self._saver, save_when, self._in_loop)
         damaged = self._saver.writer.read_line()
         self._rollbacks: Rollbacks | None = None
         if rollback is not None:
@@ -104,10 +123,8 @@ class Checkpointer:
                 rollback, run, self._saver, self._decisions, self.components, hyperparameters, in_place=in_place
             )
             self._saver.protects = self._rollbacks.protects
-        self._must_restore = bool(self._saver.writer.head or damaged or run.record.origin)
-        self._put_off = ""  # why a save is due that had to wait for another one
-        self._last_step = 0
-        self._set_at = 0  # the step at which hyperparameters were set last
+        self._must_restore = self._ranks.first(lambda: bool(self._saver.writer.head or damaged or run.record.origin))
+        self._last_step = self._set_at = 0  # the second is where hyperparameters were set last
         self._closed_by = ""  # why the run was closed, if a rollback closed it
         self._entered = False
         self._pid = os.getpid()
@@ -116,7 +133,8 @@ class Checkpointer:
             warnings.warn(message, UpkeepWarning, stacklevel=3)
         # here, for training would wait for it in the first save; which asks again, if the disk refuses
         with contextlib.suppress(StoreError):
-            run.start_id()
+            if self._ranks.leads:
+                run.start_id()
 
     def __enter__(self) -> Checkpointer:
         """Takes over the signals that `save_when` answers, until the context is left.
@@ -149,9 +167,12 @@ class Checkpointer:
             return  # a fork has neither the thread that saves nor the claim
         asked = self.stop_requested
         try:
-            if isinstance(error, Exception) and not isinstance(error, RolledBack):
+            # of several ranks the others know nothing of this one's exception
+            if isinstance(error, Exception) and not isinstance(error, RolledBack) and self._ranks.size == 1:
                 self._save_post_mortem(error, {})
             self._finish(raising=error is None)
+            if error is None:
+                asked = self._in_loop.part(asked)
             if error is None and self._rollbacks is not None:
                 self._rollbacks.ended()
             if error is None and self._hyperparameters is not None:
@@ -177,11 +198,7 @@ class Checkpointer:
             self._saver.warn_of_failure(error, self._last_step)
         finally:
             self._saver.close()
-        if self._put_off:
-            why = f"due ({self._put_off}) and not made, for another one was in flight and no step came after it"
-            message = f"a save of run {self._run.name!r} was {why}; call Checkpointer.save before the end of the loop"
-            self._put_off = ""
-            warnings.warn(message, SaveFailedWarning, stacklevel=4)
+        self._saver.tell_of_put_off()
 
     @property
     def stop_requested(self) -> str | None:
@@ -191,6 +208,11 @@ class Checkpointer:
         evaluation or a warm-up, and go there. Only an `OnSignal` in `save_when` asks for signals.
         """
         return self._end.requested
+
+    @property
+    def restore_report(self) -> tuple[str, ...]:
+        """What became on this rank of a checkpoint of another number of ranks, a line each; empty of as many."""
+        return self._saver.report
 
     @property
     def last_error(self) -> BaseException | None:
@@ -204,6 +226,8 @@ class Checkpointer:
 
     def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
         """Returns the checkpoint that was put into the live objects, or None if the run has none yet.
+
+        Several ranks restore the same checkpoint or none; if there were more or fewer, see `restore_report`.
 
         A branch that has none of its own starts from its origin. Then, after a rollback, and where a free key was given
         another value, the hyperparameters that were changed are set and found to be in force; at later starts the state
@@ -229,36 +253,21 @@ class Checkpointer:
                 the run's own state does not have the value of one that was changed before.
         """
         self._saver.collect(wait=True)
-        search = Search(self._run, self._files, damaged=damaged)
-        while (checkpoint := search.next()) is not None:
-            try:
-                self._restore(checkpoint)
-            except (DamagedError, FormatError, *AWAY) as error:
-                search.pass_over(checkpoint, error)
-                continue
-            search.tell(checkpoint)
-            break
+        note_beginning = None if self._rollbacks is None else self._rollbacks.note_beginning
+        checkpoint = resume(
+            self._run,
+            self._files,
+            self._saver,
+            self.components,
+            self._hyperparameters,
+            damaged=damaged,
+            note_beginning=note_beginning,
+        )
+        if checkpoint is not None:
+            self._must_restore, self._saver.put_off = False, ""
+            self._last_step = self._set_at = checkpoint.step
+            self.restored_from = checkpoint.id
         return checkpoint
-
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        adjustment = adjustment_of(self._run, checkpoint, self._hyperparameters, self.components)
-        if self._rollbacks is not None:
-            self._rollbacks.note_beginning()
-        bound = self._saver.bound
-        extra = [name for name in checkpoint.components() if name not in bound]
-        if extra:
-            problems = [f"component {name!r} is in the checkpoint but not registered" for name in extra]
-            message = f"checkpoint {checkpoint.id} does not fit the live objects, which are untouched:\n  "
-            raise StateMismatchError(message + "\n  ".join(problems), problems=problems)
-        checkpoint.restore_bound(bound, adjustment)
-        self._saver.restored(checkpoint, untouched=adjustment.untouched)
-        if self._saver.writer.head not in (checkpoint.id, None):
-            self._saver.go_on_from(checkpoint)
-        self._must_restore = False
-        self._put_off = ""
-        self._last_step = self._set_at = checkpoint.step
-        self.restored_from = checkpoint.id
-        self._run.log("restored", checkpoint=checkpoint.id, step=checkpoint.step)
 
     def read_line(self) -> None:
         """Takes note that checkpoints were pruned by somebody else of this process."""
@@ -305,38 +314,38 @@ class Checkpointer:
             self._hyperparameters.verify()
         moment = self._moment(known)
         decision = self._save_when.decide(moment)
-        if self._rollbacks is not None:
-            thorough = decision.due and moment.signal is None
-            verdict = self._rollbacks.judge(moment, is_new=is_new, thorough=thorough, previous=previous)
+        look = decision.due and moment.signal is None
+        rollbacks = self._rollbacks
+        non_finite = "" if rollbacks is None else rollbacks.look(moment, thorough=look or is_new, previous=previous)
+        agreed = self._in_loop.agree(
+            step,
+            due=decision.due,
+            signal=moment.signal,
+            judge=rollbacks is not None and (is_new or bool(non_finite)),
+            busy=self._saver.is_flying,
+            signals=self._end.signals,
+        )
+        if agreed.signal is not None:
+            moment = replace(moment, signal=self._end.agree(agreed.signal))
+        if rollbacks is not None and agreed.judge:
+            verdict = rollbacks.judge(moment, is_new=is_new, non_finite=non_finite)
             if verdict.action == "roll back":
                 return self._go_back(verdict, begun=begun)
             if verdict.action == "stop":
                 self._stop(verdict, known)
         if moment.signal is not None:
-            self._put_off = ""
+            self._saver.put_off = ""
             self._end.save_and_exit(moment, self._save_when.remember(moment))
-        reason = decision.reason if decision.due else self._put_off
+        reason = decision.reason or "due on rank 0" if agreed.due else self._saver.put_off
         return self._save_if_free(moment, reason, begun=begun) if reason else None
 
     def _save_if_free(self, moment: Moment, reason: str, *, begun: float) -> Save | None:
         """Begins a save, or does what is to be done while another one is in flight."""
-        if self._saver.flight is not None and self._when_busy != "wait":
-            self._note_busy(moment, reason)
+        if self._saver.is_busy(moment, reason):
             return None
         self._saver.collect(wait=True)
         self._warn_if_unproven("saves", stacklevel=5)
-        try:
-            save = self._begin(moment, reason, begun=begun)
-            if self._background is None:
-                self._saver.collect(wait=True)
-                return save if save.error is None else None
-            return save
-        except ConflictError:
-            raise
-        except SimckptError as error:
-            self._run.log("save failed", step=moment.step, error=str(error))
-            self._saver.warn_of_failure(error, moment.step)
-            return None
+        return self._saver.try_to_save(moment, reason, begun=begun, remembered=self._save_when.remember(moment))
 
     def save(self, step: int, metrics: Mapping[str, Any] | None = None) -> Checkpoint:
         """Returns a checkpoint saved now, whatever the policies say; it survives a power failure from now on.
@@ -348,13 +357,16 @@ class Checkpointer:
         """
         begun = time.monotonic()
         known, _ = self._check(step, metrics)
+        self._in_loop.agree(step, due=True, signal=None, judge=False, busy=False, signals=(), explicit=True)
         self._saver.collect(wait=True)
         if self._hyperparameters is not None:
             self._hyperparameters.verify()
         self._warn_if_unproven("saves", stacklevel=4)
-        save = self._begin(self._moment(known), "asked for", begun=begun, explain=True)
+        moment = self._moment(known)
+        remembered = self._save_when.remember(moment)
+        save = self._saver.begin(moment, "asked for", begun=begun, explain=True, remembered=remembered)
         try:
-            return save.wait()
+            return save.wait(None if self._in_loop is self._ranks else self._ranks.patience)
         finally:
             # not after Ctrl-C: the save goes on, and the next call collects it
             self._saver.collect(wait=False)
@@ -366,6 +378,7 @@ class Checkpointer:
             ConflictError: another writer has committed to this run.
         """
         self._saver.collect(wait=True)
+        self._saver.settle(self._ranks.patience)
         line = self._saver.writer.line
         return self._saver.checkpoint(line[-1].id) if line else None
 
@@ -417,33 +430,20 @@ class Checkpointer:
             exception=exception,
         )
 
-    def _begin(self, moment: Moment, reason: str, *, begun: float, explain: bool = False) -> Save:
-        self._put_off = ""
-        remembered = self._save_when.remember(moment)
-        return self._saver.begin(moment, reason, begun=begun, explain=explain, remembered=remembered)
-
     def _warn_if_unproven(self, what: str, *, again: bool = False, stacklevel: int) -> None:
         # without a step since, nothing can have been trained
         if self._hyperparameters is not None and self._last_step > self._set_at:
             told = f"run {self._run.name!r} {what} step {self._last_step}"
             self._hyperparameters.warn_if_unproven(told, again=again, stacklevel=stacklevel)
 
-    def _note_busy(self, moment: Moment, reason: str) -> None:
-        if self._when_busy == "skip":
-            self._decisions.previous_step, self._saver.tried = moment.step, time.monotonic()
-            self._run.log("save skipped", step=moment.step, reason=f"{reason}; another save is in flight")
-        elif not self._put_off:
-            self._put_off = reason
-            self._run.log("save put off", step=moment.step, reason=f"{reason}; another save is in flight")
-
     def _go_back(self, verdict: RollbackDecision, *, begun: float) -> Save:
         """Rolls back; returns the save of its commit in place, and raises RolledBack otherwise."""
         assert self._rollbacks is not None
-        step, asked = self._last_step, self.stop_requested
-        if asked is not None and (problem := self._end.too_late(self._end.time_left(asked))):
-            self._end.exit(
-                asked, step, f"the run was to go back ({verdict.reason}), which is done at the next start: {problem}"
-            )
+        step, end, asked = self._last_step, self._end, self.stop_requested
+        problem = "" if asked is None else self._ranks.first(functools.partial(end.too_late_for, asked))
+        if asked is not None and problem:
+            why = f"the run was to go back ({verdict.reason}), which is done at the next start: {problem}"
+            end.exit(asked, step, why)
         # after Ctrl-C nobody knows whether the live objects are what the head is
         must_restore, self._must_restore = self._must_restore, True
         try:
@@ -457,7 +457,7 @@ class Checkpointer:
             told = with_remedy(error) if isinstance(error, HalfRestoredError) else error
             told.add_note(f"run {self._run.name!r} was going back from step {step}: {verdict.reason}")
             raise told from error.__cause__
-        self._must_restore, self._put_off = False, ""
+        self._must_restore, self._saver.put_off = False, ""
         self._last_step = self._set_at = plan.target.step
         self.restored_from = plan.target.id
         self._run.log(
@@ -472,8 +472,8 @@ class Checkpointer:
             saw=self._decisions.rollbacks[-1]["saw"],
         )
         rolled_back = self._rollbacks.notices.rolled_back(verdict, step=step, target_step=plan.target.step)
-        if (asked := self.stop_requested) is not None:
-            self._end.exit(asked, step, "")
+        if (asked := next(filter(None, self._ranks.gather(self.stop_requested)), None)) is not None:
+            end.exit(asked, step, "")
         if self._in_place:
             return save
         self._run.close()

@@ -36,6 +36,15 @@ def values_of(args: Any) -> dict[str, Any]:
     return {_checked_key(key): plain(key, value) for key, value in values.items()}
 
 
+def given_values(args: Any, free: Any, defaults: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the values and the defaults that `Run.configure` is given; raises ConfigurationError."""
+    given, known = values_of(args), defaults_of(args)
+    known |= {key: plain(key, value) for key, value in (defaults or {}).items()}
+    if isinstance(free, str):
+        raise ConfigurationError(f"free is a set of keys such as {{{free!r}}}, got a string", keys=["free"])
+    return given, known
+
+
 def plain(key: str, value: Any) -> Any:
     """Returns the value as JSON gives it back: tuples become lists, numpy's scalars plain numbers, the rest stays.
 
@@ -121,6 +130,40 @@ def in_force(
             keys=conflicts,
         )
     return merged
+
+
+def check_ranks(given: Sequence[Mapping[str, Any]], *, free: Collection[str]) -> None:
+    """Checks that several ranks were given the same hyperparameters.
+
+    Args:
+        given: the values of each rank.
+        free: keys of which each rank may have its own.
+
+    Raises:
+        ConfigurationError: the keys that differ, with the ranks that differ from rank 0.
+    """
+    first, differing = given[0], {}
+    for key in dict.fromkeys(key for values in given for key in values):
+        ranks = [rank for rank, values in enumerate(given) if not same_given(key, values, first)]
+        if ranks and key not in free:
+            differing[key] = ranks
+    if differing:
+        listing = "\n  ".join(
+            f"{key}: {first.get(key)!r} on rank 0, {given[ranks[0]].get(key)!r} on rank {ranks[0]}"
+            + (f", and {len(ranks) - 1} more ranks differ" if len(ranks) > 1 else "")
+            for key, ranks in differing.items()
+        )
+        raise ConfigurationError(
+            f"the ranks were given different hyperparameters:\n  {listing}\n"
+            "Give all ranks the same, and derive what differs, such as a seed, from the rank; or name these keys in "
+            "`free`.",
+            keys=list(differing),
+        )
+
+
+def same_given(key: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Returns whether two ranks were given the same value of a key, or both none."""
+    return (key in left) == (key in right) and (key not in left or same_values(left[key], right[key]))
 
 
 def with_values(args: Arguments, values: Mapping[str, Any]) -> Arguments:

@@ -10,9 +10,13 @@ import numpy as np
 from simckpt import arguments
 from simckpt.errors import ConfigurationError, StateMismatchError
 from simckpt.policies import Evaluation, KeepPolicy, Rollback, RollbackPolicy, SavePolicy
+from simckpt.policies.arguments import check_duration
 
 TEXTS = {"description": "What the policies remember that decide when to save, what to keep and when to go back."}
 DECISIONS = "checkpointer"  # the name of the component
+
+# how several ranks save: all of them at the same call of `step`, or each at its own time
+BARRIER, INDEPENDENT = "barrier", "independent"
 
 METRICS_LIMIT = 2048  # [bytes] as JSON: a commit record, which listings read, has 4 KB for everything
 
@@ -158,6 +162,8 @@ def check_arguments(
     hyperparameters: Any,
     rollback: Any,
     in_place: bool,
+    coordination: str,
+    timeout: float | None,
 ) -> None:
     """Checks the arguments of `Run.checkpointer`; raises ConfigurationError."""
     if not isinstance(components, Mapping):
@@ -179,6 +185,19 @@ def check_arguments(
         raise ConfigurationError("in_place says how to roll back: it needs rollback=...", keys=["in_place"])
     _check_choice("background", background, ("thread", "process", None))
     _check_choice("when_busy", when_busy, ("wait", "skip", "coalesce"))
+    _check_coordination(coordination, timeout, rollback, background)
+
+
+def _check_coordination(coordination: str, timeout: float | None, rollback: Any, background: str | None) -> None:
+    _check_choice("coordination", coordination, (BARRIER, INDEPENDENT))
+    if coordination == INDEPENDENT and background is None:
+        message = "ranks that do not wait for each other save in the background: background='thread' or 'process'"
+        raise ConfigurationError(message, keys=["coordination", "background"])
+    if coordination == INDEPENDENT and rollback is not None:
+        message = "a rollback needs all ranks at the same step: coordination='barrier'"
+        raise ConfigurationError(message, keys=["coordination", "rollback"])
+    if timeout is not None:
+        check_duration(timeout, policy="Run.checkpointer", key="timeout", unit="seconds")
 
 
 def _check_choice(name: str, value: Any, choices: Iterable[str | None]) -> None:

@@ -29,6 +29,9 @@
         ├── ArchiveUnavailableError  (ConnectionError)  the archive cannot be reached, or refuses; nothing was lost
         ├── ConflictError                          another writer committed first, or has the name
         ├── RunLockedError                         another process is writing this run
+        ├── CoordinationError                      ranks are missing, or disagree: nothing was committed
+        │   └── SupersededError                        a newer step is a checkpoint of ranks that do not wait
+        ├── OutcomeUnknownError                    a rank was lost that may have committed: the run's folder shows it
         └── StorageError             (OSError)     the disk refused
             ├── StorageFullError
             └── SegmentsKeptError                  pruned, but what it shared cannot be freed yet
@@ -326,6 +329,39 @@ class RunLockedError(StoreError):
         super().__init__(message)
         self.host = host
         self.pid = pid
+
+
+class CoordinationError(StoreError):
+    """The ranks of a run did not come to a common end; nothing was committed, and training may go on.
+
+    Attributes:
+        ranks: those that were missing, have failed, or differ from the others.
+        leaves: paths of the leaves on which they differ.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = (), leaves: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.leaves = tuple(leaves)
+
+
+class SupersededError(CoordinationError):
+    """Ranks that save at their own time have left a step behind: a newer one is a checkpoint, or some rank had no part.
+
+    That is no failure; the newest step that all ranks have saved is a checkpoint.
+    """
+
+
+class OutcomeUnknownError(StoreError):
+    """A rank was lost while it may have been committing; what this rank has written must stay.
+
+    Attributes:
+        ranks: those that were lost, as far as that is known.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class StorageError(StoreError, OSError):

@@ -28,10 +28,12 @@ def non_finite_parameter(components: Mapping[str, Any]) -> str:
     seen: set[int] = set()
     with torch.no_grad():
         for name, component in components.items():
-            for what, each in _tensors(component, torch):
-                if id(each) in seen or not each.is_floating_point():
+            for what, tensor in _tensors(component, torch):
+                if id(tensor) in seen or not tensor.is_floating_point():
                     continue
-                seen.add(id(each))
+                seen.add(id(tensor))
+                # of a tensor in parts this rank's: to look at the whole is a collective, and not all ranks look
+                each = tensor.to_local() if hasattr(tensor, "to_local") else tensor
                 # a sum is finite only if its terms are; one that overflows is looked at closely
                 if math.isfinite(float(each.sum(dtype=torch.float32))):
                     continue

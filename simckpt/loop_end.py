@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from simckpt import policies
 from simckpt.errors import ConflictError, SaveFailedWarning
+from simckpt.ranks import ALONE
 from simckpt.signals import EXIT_REQUEUE, SignalWatcher
 
 if TYPE_CHECKING:
     from simckpt.policies import Moment, SavePolicy
+    from simckpt.ranks import Ranks
     from simckpt.run import Run
     from simckpt.saver import Saver
 
@@ -23,23 +25,29 @@ class LoopEnd:
 
     Attributes:
         watching: whether the signals are taken over.
+        signals: the names of those that are answered.
 
     Args:
         run: closed before the process exits.
         saver: of its checkpointer.
         save_when: says which signals are answered, and whether exceptions are.
+        ranks: that end the loop together.
     """
 
-    def __init__(self, run: Run, saver: Saver, save_when: SavePolicy) -> None:
+    def __init__(self, run: Run, saver: Saver, save_when: SavePolicy, ranks: Ranks = ALONE) -> None:
         self._run = run
         self._saver = saver
         self._save_when = save_when
-        answered = policies.signals_of(save_when)
-        self._watcher = SignalWatcher(answered) if answered else None
+        self._ranks = ranks
+        self.signals = tuple(policies.signals_of(save_when))
+        self._watcher = SignalWatcher(self.signals) if self.signals else None
         self.watching = False
+        self._told: float | None = None
+        self._agreed: str | None = None  # the signal that all ranks end by
 
     def start(self) -> None:
         """Takes over the signals; raises ConfigurationError outside of the main thread."""
+        self._told = self._agreed = None
         if self._watcher is not None:
             self._watcher.start()
         self.watching = True
@@ -53,19 +61,27 @@ class LoopEnd:
     @property
     def requested(self) -> str | None:
         """The name of the signal that asks the process to end, or None."""
-        return None if self._watcher is None or not self.watching else self._watcher.received
+        return self._agreed or (None if self._watcher is None or not self.watching else self._watcher.received)
+
+    def agree(self, signal: str) -> str:
+        """Takes note that all ranks end by a signal, which may have come to another one; returns it."""
+        self._agreed = signal
+        return signal
 
     def time_left(self, asked: str) -> float:
         """Returns what is left of the grace period of the signal that has come [s]; below 0 once it is over."""
         assert self._watcher is not None
-        assert self._watcher.since is not None
-        return self._watcher.since + policies.grace_of(self._save_when, asked) - time.monotonic()
+        if self._told is None:
+            # of several ranks it may have come to another one: then it counts from when this one heard of it
+            self._told = time.monotonic() if self._watcher.since is None else self._watcher.since
+        return self._told + policies.grace_of(self._save_when, asked) - time.monotonic()
 
     def save_and_exit(self, moment: Moment, remembered: Mapping[str, float]) -> NoReturn:
         """Saves in the foreground, if the grace period allows it, and exits; told by warnings, never by errors.
 
         Raises:
             ConflictError: another writer has committed to this run.
+            CoordinationError: a rank is lost.
             SystemExit: always, else.
         """
         asked, problem = moment.signal, ""
@@ -78,11 +94,14 @@ class LoopEnd:
             else:
                 with contextlib.suppress(Warning):
                     self._saver.collect(wait=True)
-                problem = self._save_within(self.time_left(asked), moment, remembered)
+                problem = self.too_late_for(asked)
+            problem = next(filter(None, self._ranks.gather(problem)), "")
+            problem = problem or self._save_now(moment, remembered)
             if problem:
                 kept = f"the last checkpoint is {self._saver.writer.head or 'none yet'}"
                 message = f"{asked}: nothing was saved at step {moment.step}: {problem}; {kept}"
                 warnings.warn(message, SaveFailedWarning, stacklevel=4)
+        self._ranks.part(asked)
         self.exit(asked, moment.step, problem)
 
     def exit(self, asked: str, step: int, problem: str) -> NoReturn:
@@ -93,23 +112,28 @@ class LoopEnd:
             self._run.close()
         raise SystemExit(EXIT_REQUEUE)
 
-    def too_late(self, left: float) -> str:
-        """Returns why no save is to be begun with so much of the grace period left [s], or nothing."""
+    def too_late_for(self, asked: str) -> str:
+        """Returns why no save is to be begun in what is left of the grace period of a signal, or nothing."""
+        left = self.time_left(asked)
         needed = self._saver.writer.duration
         if needed is None or needed <= left:
             return ""
         return f"a save took {needed:.1f} s last time, and {max(0.0, left):.1f} s of the grace period are left"
 
-    def _save_within(self, left: float, moment: Moment, remembered: Mapping[str, float]) -> str:
-        """Saves in the foreground; returns why that failed or was not begun, or nothing."""
+    def _save_now(self, moment: Moment, remembered: Mapping[str, float]) -> str:
+        """Saves in the foreground; returns why that failed, or nothing."""
         begun = time.monotonic()
-        if problem := self.too_late(left):
-            return problem
         try:
             reason = self._save_when.decide(moment).reason
-            self._saver.begin(moment, reason, begun=begun, remembered=remembered).wait()
+            save = self._saver.begin(moment, reason, begun=begun, remembered=remembered)
+            # ranks that do not wait for each other have no other bound
+            alone = self._ranks is not self._run.ranks
+            save.wait(max(0.0, self.time_left(moment.signal)) if alone and moment.signal else None)
         except ConflictError:
             raise
+        except TimeoutError as error:
+            self._saver.publisher.give_up()
+            return str(error)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:

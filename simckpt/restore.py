@@ -16,11 +16,14 @@ from simckpt.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
+from simckpt.state.leaf import Slab
 from simckpt.storage.names import encode_part
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
     from simckpt.storage import LeafRecord
+
+_TENSORS_IN_PARTS = "torch.distributed.tensor"  # without it there are none
 
 # the order of a restore: physics may run user callbacks; what cannot be put back comes late; RNG streams come last
 ENVS, PLAIN, LOGS, STREAMS = range(4)
@@ -58,8 +61,12 @@ class Adjustment:
     inspect: Callable[[Mapping[str, Any], Mapping[str, Any], Collection[str]], None] | None = None
 
 
-def bind(components: Mapping[str, Any]) -> dict[str, BoundComponent]:
+def bind(components: Mapping[str, Any], names: Mapping[str, str] | None = None) -> dict[str, BoundComponent]:
     """Returns the components with their handles, in the order in which a restore applies them.
+
+    Args:
+        components: {name: live object}.
+        names: {name: what it is called in a checkpoint} where that is another name, which the result has then.
 
     Raises:
         ConfigurationError: a name that is empty or not a string.
@@ -69,12 +76,15 @@ def bind(components: Mapping[str, Any]) -> dict[str, BoundComponent]:
     for name, component in components.items():
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"a component's name must be a non-empty string, got {name!r}", keys=[str(name)])
-        bound.append(_bind(name, component))
+        bound.append(_bind(name if names is None else names[name], component))
     bound.sort(key=lambda component: component.order)
     return {component.name: component for component in bound}
 
 
 def _bind(name: str, component: Any) -> BoundComponent:
+    if _may_have_parts():
+        from simckpt.distributed import tensors  # noqa: F401  # importing it makes them known
+
     # an env cannot exist in a process that has not imported gymnasium
     if "gymnasium" in sys.modules:
         from simckpt import sim
@@ -89,6 +99,51 @@ def _bind(name: str, component: Any) -> BoundComponent:
         return BoundComponent(name, log, LOGS)
     order = STREAMS if isinstance(component, state.RNGStreams) else PLAIN
     return BoundComponent(name, state.handle_for(name, component), order)
+
+
+def _may_have_parts() -> bool:
+    """Returns whether there may be tensors in parts: each lies on a mesh of processes, which needs a process group."""
+    # any torch optimizer imports the module of these tensors, so that alone says nothing
+    distributed = sys.modules.get("torch.distributed")
+    return _TENSORS_IN_PARTS in sys.modules and distributed is not None and bool(distributed.is_initialized())
+
+
+def wanted_parts(
+    bound: Mapping[str, BoundComponent], checkpoint_leaves: Callable[[], Mapping[str, LeafRecord]]
+) -> dict[str, Slab]:
+    """Returns {path: part} of the leaves of a checkpoint of which this process wants no more than a part.
+
+    Args:
+        bound: the components to restore.
+        checkpoint_leaves: returns the leaves of the checkpoint by their paths.
+    """
+    if not _may_have_parts():
+        return {}
+    from simckpt.distributed import tensors
+
+    # a capture is a copy: of what can be seen to have no parts, none is made
+    plain = {name: component.handle for name, component in bound.items() if component.order == PLAIN}
+    live = {name: handle.capture() for name, handle in plain.items() if tensors.may_have_parts(handle)}
+    if not live:
+        return {}
+    leaves = checkpoint_leaves()
+    complete = {name: _with_stand_ins(bound[name], tree, _shapes(name, leaves)) for name, tree in live.items()}
+    found = tensors.slabs(complete)
+    return {path: slab for path, slab in found.items() if path in leaves}
+
+
+def _with_stand_ins(component: BoundComponent, live: Any, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """Returns a live state completed by what an optimizer that was made just now has not yet."""
+    if not _may_have_parts():
+        return live
+    from simckpt.distributed import tensors
+
+    return tensors.with_moments(component.handle, live, shapes)
+
+
+def _shapes(name: str, leaves: Mapping[str, LeafRecord]) -> dict[str, tuple[int, ...]]:
+    prefix = f"{encode_part(name)}/"
+    return {path.removeprefix(prefix): leaf.shape for path, leaf in leaves.items() if path.startswith(prefix)}
 
 
 def capture(bound: Mapping[str, BoundComponent]) -> dict[str, Any]:
@@ -322,9 +377,13 @@ def decode(
     if missing:
         problems = [f"component {name!r} is not in the checkpoint, which has {sorted(saved)}" for name in missing]
         raise _misfit(problems, dict.fromkeys(missing, ()), source=source, adjustment=adjustment)
-    return {
-        name: state.decode(saved[name].leaves, saved[name].structure, template=templates.get(name)) for name in bound
-    }
+    found = {}
+    for name, component in bound.items():
+        leaves = saved[name].leaves
+        shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+        template = _with_stand_ins(component, templates[name], shapes) if name in templates else None
+        found[name] = state.decode(leaves, saved[name].structure, template=template)
+    return found
 
 
 def _within(name: str, problem: str) -> str:

@@ -4,24 +4,145 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from simckpt import other_ranks
 from simckpt.branching.construction import kept_rates, refuse_taken
 from simckpt.branching.hyperparameters import other_ways
 from simckpt.branching.origin import original_id, past_of
 from simckpt.branching.watching import Rate
 from simckpt.configuration import same_values
-from simckpt.errors import BranchWarning, OverrideNotAppliedError, StoreError
+from simckpt.errors import (
+    BranchWarning,
+    DamagedError,
+    FormatError,
+    OverrideNotAppliedError,
+    StateMismatchError,
+    StoreError,
+)
+from simckpt.maintenance.fallback import AWAY
 from simckpt.resizing import Changed
 from simckpt.restore import Adjustment
+from simckpt.searching import candidates
 
 if TYPE_CHECKING:
     from simckpt.branching.hyperparameters import Hyperparameters
     from simckpt.checkpoint import Checkpoint
+    from simckpt.ranks import Phases
     from simckpt.run import Run
+    from simckpt.saver import Saver
+    from simckpt.storage import StoreFiles
+
+
+def resume(
+    run: Run,
+    files: StoreFiles,
+    saver: Saver,
+    components: Mapping[str, Any],
+    hyperparameters: Hyperparameters | None,
+    *,
+    damaged: str,
+    note_beginning: Callable[[], None] | None = None,
+) -> Checkpoint | None:
+    """Returns the checkpoint that was put into the live objects, or None if there is none; see `restore_latest`.
+
+    Args:
+        run: that is started.
+        files: of its store.
+        saver: of its checkpointer.
+        components: {name: live object}.
+        hyperparameters: what holds them, if the program says so.
+        damaged: see `Checkpointer.restore_latest`.
+        note_beginning: called before anything is restored.
+    """
+    search = candidates(run, files, damaged=damaged)
+    counts = other_ranks.counts_of(saver)
+    while (checkpoint := search.next()) is not None:
+        try:
+            with run.ranks.phases() as phases:
+                adjustment = adjustment_of(run, checkpoint, hyperparameters, components)
+                if note_beginning is not None:
+                    note_beginning()
+                together = in_phases(adjustment, saver, hyperparameters, phases)
+                saver.report = _restore(saver, checkpoint, together, counts)
+        except (DamagedError, FormatError, *AWAY) as error:
+            search.pass_over(checkpoint, error)
+            continue
+        # on all ranks, or on none
+        if run.ranks.first(lambda: saver.writer.head not in (checkpoint.id, None)):
+            saver.go_on_from(checkpoint)
+        run.log("restored", checkpoint=checkpoint.id, step=checkpoint.step)
+        if any(told := run.ranks.gather(list(saver.report))):
+            run.log(
+                "resharded",
+                checkpoint=checkpoint.id,
+                report=list(dict.fromkeys(line for each in told for line in each)),
+            )
+        search.tell(checkpoint)
+        break
+    return checkpoint
+
+
+def _restore(
+    saver: Saver, checkpoint: Checkpoint, adjustment: Adjustment, counts: other_ranks.Counts
+) -> tuple[str, ...]:
+    """Restores a checkpoint; returns what is to be told of one of another number of ranks."""
+    names, lines = checkpoint.components(), list[str]()
+    if other_ranks.needs_resharding(checkpoint, names, saver):
+        adjustment, lines = other_ranks.resharded(checkpoint, saver, adjustment, counts)
+        extra = other_ranks.unknown_components(names, saver)
+    else:
+        extra = [name for name in names if saver.ranks.component_of(name) not in saver.known]
+    if extra:
+        problems = [f"component {name!r} is in the checkpoint but not registered" for name in extra]
+        message = f"checkpoint {checkpoint.id} does not fit the live objects, which are untouched:\n  "
+        raise StateMismatchError(message + "\n  ".join(problems), problems=problems)
+    checkpoint.restore_bound(saver.bound, adjustment)
+    saver.restored(checkpoint, untouched=adjustment.untouched)
+    return tuple(lines)
+
+
+def in_phases(
+    adjustment: Adjustment, saver: Saver, hyperparameters: Hyperparameters | None, phases: Phases
+) -> Adjustment:
+    """Returns an adjustment by the names of components in a checkpoint, with which all ranks restore or none.
+
+    Args:
+        adjustment: by the names that the program gives them.
+        saver: knows both.
+        hyperparameters: what holds them, if the program says so.
+        phases: of the restore.
+    """
+    given = {stored: name for name, stored in saver.names.items()}
+
+    def by_name(trees: Mapping[str, Any]) -> dict[str, Any]:
+        return {given[stored]: tree for stored, tree in trees.items()}
+
+    def inspect(saved: Mapping[str, Any], live: Mapping[str, Any], loops: Collection[str]) -> None:
+        if adjustment.inspect is not None:
+            adjustment.inspect(by_name(saved), by_name(live), [given[stored] for stored in loops])
+        phases.ready()
+
+    def then() -> None:
+        if adjustment.then is not None:
+            adjustment.then()
+        try:
+            phases.done()
+        except BaseException:
+            if hyperparameters is not None:
+                hyperparameters.take_back()
+            raise
+
+    return replace(
+        adjustment,
+        untouched=frozenset(map(saver.place, adjustment.untouched)),
+        beginnings={saver.place(place): tree for place, tree in adjustment.beginnings.items()},
+        inspect=inspect,
+        then=then,
+    )
 
 
 def adjustment_of(
@@ -160,7 +281,8 @@ def _adjustment(
     def inspect(saved: Mapping[str, Any], live: Mapping[str, Any], loops: Collection[str]) -> None:
         fresh, reseeded = hyperparameters.fresh, beginning.seed is not None
         refuse_taken(saved, live, taken, fresh=fresh, loops=loops, reseeded=reseeded)
-        rates.extend(replace(rate, optimizer=components[rate.component]) for rate in kept_rates(saved, live, rated))
+        found = (rate for rate in kept_rates(saved, live, rated) if rate.component in components)
+        rates.extend(replace(rate, optimizer=components[rate.component]) for rate in found)
 
     lacking = hyperparameters.lacking(to_watch)
 
@@ -179,7 +301,7 @@ def _adjustment(
                     f"run {run.name!r} overrides {keys}: {dropped} begin as the program made them, and what checkpoint "
                     f"{source.id} has of them is dropped",
                     BranchWarning,
-                    stacklevel=6,
+                    stacklevel=8,
                 )
         except BaseException:
             hyperparameters.take_back()

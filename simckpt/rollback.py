@@ -79,7 +79,7 @@ class Plan:
         in_force: the hyperparameters that return to the target's values, and the new ones.
         seed: from which all random streams are derived, or None.
         own_seed: the rollback's own part of it: what returns to the beginning of a branch has the branch's already.
-        kept: the components that stay as they are.
+        kept: the components that stay as they are, here and below by their names in a checkpoint.
         fresh: components, and variables of loops, that return to what they were when the branch began, for its origin
             has others.
     """
@@ -179,31 +179,49 @@ class Rollbacks:
                 keys=lost,
             )
 
-    def judge(self, moment: Moment, *, is_new: bool, thorough: bool, previous: int) -> RollbackDecision:
+    def look(self, moment: Moment, *, thorough: bool, previous: int) -> str:
+        """Returns which number is not finite, of the metrics or of the parameters that this process has, or nothing.
+
+        Args:
+            moment: step and metrics.
+            thorough: look at the parameters, which happens every `LOOK_EVERY` steps anyway.
+            previous: the step of the call before [env steps].
+        """
+        self.notices.seen(moment.metrics, self._decisions.history(self.policy.metric))
+        non_finite = self._non_finite_metric(moment.metrics)
+        if not non_finite and (thorough or moment.step // LOOK_EVERY > previous // LOOK_EVERY):
+            bound, place = self._saver.bound, self._saver.place
+            # simulators and replay buffers are not trained
+            trained = {
+                name: each for name, each in self._components.items() if bound[place(name)].order == restore.PLAIN
+            }
+            non_finite = non_finite_parameter(trained)
+        return non_finite
+
+    def judge(self, moment: Moment, *, is_new: bool, non_finite: str) -> RollbackDecision:
         """Returns what the policy decides at a step.
 
         Args:
             moment: its step and metrics.
             is_new: whether there is a new evaluation.
-            thorough: look at the parameters, which happens every `LOOK_EVERY` steps anyway.
-            previous: the step of the call before [env steps].
+            non_finite: what `look` found.
         """
-        step = moment.step
-        self.notices.seen(moment.metrics, self._decisions.history(self.policy.metric))
-        non_finite = self._non_finite_metric(moment.metrics)
-        if not non_finite and (thorough or is_new or step // LOOK_EVERY > previous // LOOK_EVERY):
-            bound = self._saver.bound
-            # simulators and replay buffers are not trained
-            trained = {name: each for name, each in self._components.items() if bound[name].order == restore.PLAIN}
-            non_finite = non_finite_parameter(trained)
-        if not is_new and not non_finite:
-            return RollbackDecision("go on")
         # the possible targets must not depend on how quick the disk is
         self._saver.collect(wait=True)
-        decision = self.policy.decide(self._moment(step, is_new=is_new, non_finite=non_finite))
+        ranks = self._run.ranks
+        non_finite = next(filter(None, ranks.gather(non_finite)), "")
+
+        def decide() -> list[Any]:
+            found = self.policy.decide(self._moment(moment.step, is_new=is_new, non_finite=non_finite))
+            return [found.action, found.reason, found.target, found.level]
+
+        action, reason, target, level = ranks.first(decide)
+        levels = self.policy.levels
+        changes = levels[min(level, len(levels)) - 1] if action == "roll back" else None
+        decision = RollbackDecision(action, reason, target, level, changes)
         idle = decision.reason if decision.action == "go on" else ""
-        if idle and self.notices.without_consequence(step, idle, len(self._decisions.rollbacks)):
-            self._run.log("no rollback", step=step, reason=idle)
+        if idle and self.notices.without_consequence(moment.step, idle, len(self._decisions.rollbacks)):
+            self._run.log("no rollback", step=moment.step, reason=idle)
         return decision
 
     def ended(self) -> None:
@@ -249,7 +267,7 @@ class Rollbacks:
         if beginning is None or self._begun is not None:
             return
         bound, self._begun = self._saver.bound, {}
-        for place in beginning.untouched:
+        for place in map(self._saver.place, beginning.untouched):
             name, _, variable = (place, "", "") if place in bound else place.rpartition("/")
             if name in bound and name not in self._saver.logs:
                 tree = bound[name].handle.capture()
@@ -283,7 +301,7 @@ class Rollbacks:
         alterable = policies.keys(self.policy.levels).union(*(each["changes"] for each in self._decisions.rollbacks))
         there = {**target.hyperparameters, **beginning.overrides, **self._rates_at(target, alterable)}
         values = policies.new_values(decision.changes, there)
-        number, apart = len(self._decisions.rollbacks) + 1, {DECISIONS, *self._saver.logs}
+        number, apart = len(self._decisions.rollbacks) + 1, {DECISIONS, *self._logs_of(target)}
         branch = self._run.name if self._run.branch is not None else ""
         own_seed = seed_of(target, number, branch, without=apart) if policies.reseeds(decision.changes) else None
         return Plan(
@@ -296,9 +314,15 @@ class Rollbacks:
             in_force={**{key: there[key] for key in alterable if key in there}, **values},
             seed=", ".join(filter(None, (beginning.seed, own_seed))) or None,
             own_seed=own_seed,
-            kept=policies.kept_components(decision.changes),
-            fresh=beginning.untouched,
+            kept=frozenset(map(self._saver.place, policies.kept_components(decision.changes))),
+            fresh=frozenset(map(self._saver.place, beginning.untouched)),
         )
+
+    def _logs_of(self, target: Checkpoint) -> list[str]:
+        """Returns the logs of a checkpoint, those of other ranks included."""
+        ranks = self._run.ranks
+        logs = {ranks.component_of(name) for name in self._saver.logs}
+        return [name for name in target.components() if ranks.component_of(name) in logs]
 
     def _rates_at(self, target: Checkpoint, keys: Collection[str]) -> dict[str, float]:
         """Returns the learning rates at a checkpoint that a ReduceLROnPlateau may have lowered until then."""
@@ -338,7 +362,7 @@ class Rollbacks:
         to_set = {
             key: value for key, value in plan.in_force.items() if key in plan.values or in_force.get(key) != value
         }
-        remembered, saves = self._remembered(plan), []
+        remembered, saves = self._remembered(plan), list[Save]()
         untouched = plan.kept | plan.fresh
 
         values = {**plan.overrides, **to_set}
@@ -351,6 +375,8 @@ class Rollbacks:
                 self._call(plan)
                 self._decisions.rollbacks = remembered
                 self._saver.restored(plan.target, untouched=untouched)
+                # the commit comes about on all ranks or on none
+                phases.done()
                 saves.append(self._commit(plan, begun=begun))
             except BaseException:
                 self._run.change_hyperparameters(in_force)
@@ -365,7 +391,10 @@ class Rollbacks:
         if plan.own_seed is not None:
             for place, tree in beginnings.items():
                 state.reseed(tree, f"{plan.own_seed} {place}")
-        plan.target.restore_bound(self._saver.bound, Adjustment(plan.seed, untouched, then, beginnings))
+        with self._run.ranks.phases() as phases:
+            inspect = lambda *_: phases.ready()  # noqa: E731
+            adjustment = Adjustment(plan.seed, untouched, then, beginnings, inspect=inspect)
+            plan.target.restore_bound(self._saver.bound, adjustment)
         return saves[0]
 
     def _remembered(self, plan: Plan) -> list[dict[str, Any]]:
@@ -423,7 +452,7 @@ class Rollbacks:
             "changes": plan.changes(),
             "reason": _cut(plan.decision.reason),
             # this start may have saved nothing yet; it says which values were given
-            "start": self._run.start_id(),
+            "start": self._run.ranks.first(self._run.start_id),
         }
         self._run.change_hyperparameters(plan.in_force)
         try:

@@ -19,13 +19,14 @@ from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, SegmentsKeptError, StoreError, UpkeepWarning
 from simckpt.policies import KeepPolicy, RollbackPolicy, SavePolicy, Verdict, retain
 from simckpt.policies.arguments import check_mode
+from simckpt.ranks import ALONE
 from simckpt.storage import BranchRecord, CommitRecord, RunRecord, StartRecord, StoreFiles
 
 if TYPE_CHECKING:
     from simckpt.branching.hyperparameters import Hyperparameters
     from simckpt.branching.lineage import Graph
     from simckpt.checkpointer import Checkpointer
-    from simckpt.storage import Claim
+    from simckpt.ranks import Held, Ranks
 
 Arguments = TypeVar("Arguments")
 
@@ -39,13 +40,15 @@ class Run:
         name: str,
         *,
         record: RunRecord | None = None,
-        claim: Claim | None = None,
+        claim: Held | None = None,
+        ranks: Ranks = ALONE,
         git: Mapping[str, Any] | None = None,
         experiment: str | None = None,
     ) -> None:
         self.name = name
         self.record: RunRecord = record or files.read_run(name)
         self.writer: Checkpointer | None = None
+        self.ranks = ranks
         self._files = files
         self._claim = claim
         self._entered = False
@@ -89,7 +92,12 @@ class Run:
                 self._claim = None
 
     def log(self, event: str, **facts: Any) -> None:
-        """Adds a line to the run's log for people. A log that cannot be written ends in an `UpkeepWarning` alone."""
+        """Adds a line to the run's log for people. A log that cannot be written ends in an `UpkeepWarning` alone.
+
+        Of several ranks rank 0 does so, the others do nothing.
+        """
+        if not self.ranks.leads:
+            return
         try:
             self._files.log_event(self.name, {"event": event, **facts})
         except StoreError as error:
@@ -141,7 +149,8 @@ class Run:
         explicit when it differs from its default; defaults are a dataclass's own, or given. A default typed out on
         the command line is not told apart. What a branch or a rollback has changed wins over the value that an
         unchanged command line gives, of a key in `free` too. A key that holds the run's name may differ in a branch
-        and a renamed import. numpy's scalars become plain numbers.
+        and a renamed import. numpy's scalars become plain numbers. Several ranks give the same values, but for `free`
+        keys, of which rank 0's are recorded: derive a seed from the rank.
 
         Args:
             args: a dataclass instance, an `argparse.Namespace` or a dict, with values that JSON can hold.
@@ -150,20 +159,32 @@ class Run:
             defaults: {key: default} for a Namespace or a dict: `vars(parser.parse_args([]))`.
 
         Raises:
-            ConfigurationError: values that contradict the run, all of them; or values that JSON cannot hold.
+            ConfigurationError: values that contradict the run or other ranks, all of them; or that JSON cannot hold.
         """
+        claim = self._require_claim()
+
+        given, known = self.ranks.each(lambda: configuration.given_values(args, free, defaults))
+        allowed = set(free)
+        of_ranks = self.ranks.gather(given)
+        configuration.check_ranks(of_ranks, free=allowed)
+        merged, is_first = self.ranks.first(lambda: self._configure(claim, given, known, allowed))
+        self._in_force, self._start = merged, None
+        if is_first:
+            self.record = replace(self.record, hyperparameters=merged)
+        # what a rank has of its own is for the loop alone
+        own = {key: given[key] for key in allowed if not configuration.same_given(key, given, of_ranks[0])}
+        return configuration.with_values(args, {**merged, **own})
+
+    def _configure(
+        self, claim: Held, given: Mapping[str, Any], known: Mapping[str, Any], free: set[str]
+    ) -> tuple[dict[str, Any], bool]:
+        """Returns the hyperparameters in force, and whether they were made the run's own."""
         from simckpt.branching.origin import past_of
 
-        claim = self._require_claim()
-        given = configuration.values_of(args)
-        known = configuration.defaults_of(args)
-        known |= {key: configuration.plain(key, value) for key, value in (defaults or {}).items()}
-        if isinstance(free, str):
-            raise ConfigurationError(f"free is a set of keys such as {{{free!r}}}, got a string", keys=["free"])
         # before the first commit nothing depends on the hyperparameters yet, so that a wish cannot contradict anything
         committed = bool(self._files.sequence(self.name)) or self.record.origin is not None
         past = past_of(self._files, self.record)
-        allowed = set(free) if committed else set(free) | _wished(given, known)
+        allowed = free if committed else free | _wished(given, known)
         merged = configuration.in_force(
             past.values,
             given,
@@ -173,13 +194,11 @@ class Run:
             changed=past.changed,
             formerly=past.formerly,
         )
-        self._in_force, self._start = merged, None
         self.log("configured", hyperparameters=merged)
         if not committed:
             claim.verify()
-            self.record = replace(self.record, hyperparameters=merged)
-            self._files.write_run(self.name, self.record)
-        return configuration.with_values(args, merged)
+            self._files.write_run(self.name, replace(self.record, hyperparameters=merged))
+        return merged, not committed
 
     def lineage(self) -> Graph:
         """Returns the runs that lead to this one, from the first ancestor on; `print` it to see them as a tree.
@@ -201,10 +220,12 @@ class Run:
         the same content shares it. Every checkpoint refers to the start that made it.
 
         Raises:
-            ConfigurationError: the run was opened to read.
+            ConfigurationError: the run was opened to read, or this is not rank 0 of several.
             StorageError: the disk refused.
         """
         self._require_claim()
+        if not self.ranks.leads:
+            raise ConfigurationError(f"rank {self.ranks.rank} of run {self.name!r} records no start: rank 0 does")
         if self._start is None:
             record = StartRecord(
                 created=time.time(),
@@ -239,7 +260,7 @@ class Run:
         changed = {key: configuration.plain(key, value) for key, value in values.items()}
         self._in_force, self._start = {**self.hyperparameters_in_force, **changed}, None
 
-    def _require_claim(self) -> Claim:
+    def _require_claim(self) -> Held:
         if self._claim is None:
             raise ConfigurationError(
                 f"run {self.name!r} was opened to read; open it with Store.start({self.name!r}) to write"
@@ -414,6 +435,9 @@ class Run:
         hyperparameters: Hyperparameters | None = None,
         rollback: RollbackPolicy | None = None,
         in_place: bool = False,
+        per_rank: Mapping[str, bool] | None = None,
+        coordination: str = "barrier",
+        timeout: float = 120.0,
     ) -> Checkpointer:
         """Returns the checkpointer for the training loop. One made earlier refuses to write from now on.
 
@@ -433,6 +457,11 @@ class Run:
             rollback: when to go back to an earlier checkpoint, such as `simckpt.RollbackPolicy("eval/return")`.
             in_place: whether the loop goes on after a rollback, instead of being left by `RolledBack`. For loops that
                 keep everything in components, the step they are at included.
+            per_rank: {component: whether each of several ranks has its own}. By default all share what torch trains
+                (modules, optimizers, schedulers, a GradScaler), and anything else is each rank's own.
+            coordination: of several ranks: "barrier", they all save at the same call of `step`; or "independent", each
+                saves when its policy says so, and a step is a checkpoint once all have saved it.
+            timeout: how much longer one of several ranks may take than the others for its part of a save [s].
 
         Raises:
             UnsupportedStateError: a component cannot be captured exactly, by name.
@@ -456,6 +485,9 @@ class Run:
             hyperparameters=hyperparameters,
             rollback=rollback,
             in_place=in_place,
+            per_rank=per_rank or {},
+            coordination=coordination,
+            timeout=timeout,
         )
         # the one made last writes: two would each go on from where the other was not
         self.writer = made

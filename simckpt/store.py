@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import platform
@@ -25,6 +26,7 @@ from simckpt.errors import (
     UnsupportedFormatError,
 )
 from simckpt.listing import RunContents, listed, matching
+from simckpt.ranks import ranks_of_program
 from simckpt.run import Run
 from simckpt.storage import Leftovers, RunRecord, StoreFiles
 from simckpt.suggest import nearest
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from simckpt.maintenance.findings import Report
     from simckpt.maintenance.repair import Repair
     from simckpt.policies import KeepPolicy
+    from simckpt.ranks import Ranks
 
 MIN_ID_PREFIX = 6  # hex digits; shorter ones are too easily a step or a typing error
 
@@ -103,14 +106,32 @@ class Store:
         The run stays claimed by this process until `Run.close`, the end of a `with`, or the end of the process. Started
         once more by this process before it has a checkpointer, it passes to the new `Run`, and the old one is closed.
 
+        Where `torch.distributed` has a process group of several ranks, all of them call this: rank 0 holds the claim,
+        and what follows is done by all together.
+
         Args:
             name: letters, digits, dots, underscores and hyphens, at most 100.
             experiment: an id of your own that groups runs; kept with a new run, and with this start of an old one.
 
         Raises:
+            ConfigurationError: `torchrun` has started several ranks, and there is no process group yet.
+            CoordinationError: not all ranks have called this.
             InvalidNameError: the name cannot be a folder.
             RunLockedError: another process is writing this run, or this one has a checkpointer for it.
         """
+        ranks = ranks_of_program()
+        own: list[Run] = []
+        ranks.first(lambda: own.append(self._start(name, experiment, ranks)))
+        try:
+            # the others, which find here what rank 0 has made
+            follow = functools.partial(self._follow, name, ranks)
+            return ranks.each(lambda: own[0] if own else follow())
+        except BaseException:
+            for run in own:
+                run.close()
+            raise
+
+    def _start(self, name: str, experiment: str | None, ranks: Ranks) -> Run:
         files = self.made()
         # now, for the files may be edited while the run trains
         git = provenance.git_state(Path.cwd())
@@ -119,13 +140,16 @@ class Store:
             self._create(files, name, experiment, commit)
         claim = files.claim(name)
         try:
-            run = Run(files, name, claim=claim, git=git, experiment=experiment)
+            run = Run(files, name, claim=claim, ranks=ranks, git=git, experiment=experiment)
             run.log("started", git=commit, versions=dict(provenance.versions()))
             files.keep_reserve()
         except BaseException:
             claim.release()
             raise
         return run
+
+    def _follow(self, name: str, ranks: Ranks) -> Run:
+        return Run(self.made(), name, claim=ranks.claim(name), ranks=ranks)
 
     def _create(self, files: StoreFiles, name: str, experiment: str | None, git: Mapping[str, Any] | None) -> None:
         record = RunRecord(

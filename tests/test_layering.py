@@ -17,6 +17,7 @@ LAYERS = [
     {"state"},
     {"storage", "sim", "replay", "policies"},
     {
+        "distributed",
         "run",
         "store",
         "checkpoint",
@@ -35,12 +36,18 @@ LAYERS = [
         "damage",
         "ancestry",
         "query",
+        "ranks",
     },
     {
         "checkpointer",
         "saver",
         "background",
         "loop_end",
+        "searching",
+        "independent_writing",
+        "other_ranks",
+        "shard_writing",
+        "finiteness",
         "resuming",
         "decisions",
         "signals",
@@ -148,6 +155,15 @@ def test_imports_point_downward(path: Path) -> None:
 def test_each_library_has_one_door(library: str) -> None:
     users = {part_of(path) for path in MODULES if any(name.split(".")[0] == library for name, _ in imports(path))}
     assert users <= DOORS[library]
+
+
+def test_torch_distributed_has_one_door() -> None:
+    users = {
+        part_of(path)
+        for path in MODULES
+        if any(name == "torch.distributed" or name.startswith("torch.distributed.") for name, _ in imports(path))
+    }
+    assert users == {"distributed"}
 
 
 def test_no_import_cycle_between_modules() -> None:
