@@ -47,7 +47,6 @@ LAYERS = [
         "independent_writing",
         "other_ranks",
         "shard_writing",
-        "finiteness",
         "resuming",
         "decisions",
         "signals",

@@ -314,6 +314,7 @@ def test_a_fetch_and_an_eviction_at_the_same_time_leave_all_files_or_no_first(tm
         for step in (1, 2):
             world.save_seed(step)
     archive(world.stores[0], tmp_path / "archive").move()
+    world.stores[0].evict(RUN, 1)
     assert world.stores[0].evicted(RUN) == {1}
     folder, states = checkpoint_folder(world.stores[0], 1), [Shard(rank, count).state_file for rank in range(count)]
     other = StoreFiles.open(tmp_path / "store")
