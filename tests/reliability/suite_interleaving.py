@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from reliability import Line, Progress, Tally, folder
@@ -330,13 +331,8 @@ def explore(
     return tally
 
 
-_check_present, _missing, _announce = segments.check_present, segments.missing, preparing._announce
+_check_present, _missing, _announce = segments.check_present, segments.missing, preparing.announce
 _by_checkpoints = usage.SegmentUse.by_checkpoints
-
-
-def _announced_late(disk, job, folder, *, uses, made) -> None:
-    _check_present(job.root, uses, job.segments)
-    _announce(disk, job, folder, uses=uses, made=made)
 
 
 def _missing_but_in_trash(root, identities, known) -> set[str]:
@@ -358,9 +354,20 @@ def _remembered():
 
 @contextlib.contextmanager
 def _late() -> Iterator[None]:
+    waiting: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def announce_later(*args: Any, **kwargs: Any) -> None:
+        waiting.append((args, kwargs))
+
+    def look_then_announce(*args: Any) -> None:
+        _check_present(*args)
+        for told, named in waiting:
+            _announce(*told, **named)
+        waiting.clear()
+
     with (
-        mock.patch.object(preparing, "_announce", _announced_late),
-        mock.patch.object(segments, "check_present", return_value=None),
+        mock.patch.object(preparing, "announce", announce_later),
+        mock.patch.object(segments, "check_present", look_then_announce),
     ):
         yield
 
@@ -373,7 +380,7 @@ MUTANTS = {
     "commits not read again after announcements": ("save, prune", _remembered),
     "save without an announcement": (
         "save, prune",
-        lambda: mock.patch.object(preparing, "_announce", return_value=None),
+        lambda: mock.patch.object(preparing, "announce", return_value=None),
     ),
     "save that looks before it announces": ("save, prune", _late),
     "what lies in the trash counts as there": (

@@ -89,7 +89,8 @@ def steps_of(store: Path, run: str) -> list[int]:
 
 
 # from three ranks on it matters in which order gradients are summed
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_killed_run_resumed_by_the_same_command_equals_the_undisturbed_one(
     ranks: Ranks, tmp_path: Path, size: int
 ) -> None:

@@ -300,6 +300,7 @@ def end_at_evaluation(process: subprocess.Popen[str], step: int, number: signal.
     return process.wait()
 
 
+@pytest.mark.slow  # 80 s; that a resume at any step is exact is shown below
 def test_a_run_that_was_killed_and_asked_to_end_in_evaluations_equals_the_undisturbed_one(
     tmp_path, start, capsys
 ) -> None:
