@@ -15,7 +15,7 @@ from store_operations import CASES, CREATED, Case, World, case
 from store_states import BRANCH, RUN, BrokenError, Look, States, leftovers, look, small_leaves_count
 
 from simckpt.errors import SimckptError, StorageError, StorageFullError, StoreError
-from simckpt.storage import StoreFiles, digests, durable, preparing, store_files, work
+from simckpt.storage import StoreFiles, digests, durable, preparing, store_preparing, work
 from simckpt.storage.store_pruning import StorePruning
 from simckpt.testing.faults import FULL, Fault, FaultyDisk, fail, fail_and_drop, kill, lose, tear, write_short
 
@@ -248,7 +248,7 @@ def _trusting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _forgetful() -> Iterator[None]:
-    with mock.patch.object(preparing, "discard", _kept), mock.patch.object(store_files, "discard", _kept):
+    with mock.patch.object(preparing, "discard", _kept), mock.patch.object(store_preparing, "discard", _kept):
         yield
 
 
