@@ -12,8 +12,8 @@ from simckpt.storage import pieces, reader
 def without_digests() -> None:
     """Leaves are taken whatever their bytes are."""
 
-    def read(descriptor: int, leaf: Any, *, file_size: int) -> Any:
-        array = reader.new_array(leaf)
+    def read(descriptor: int, leaf: Any, *, file_size: int, memory: Any) -> Any:
+        array = memory(leaf)
         if leaf.offset is not None:
             reader.read_into(descriptor, array.reshape(-1).view("u1").data, leaf.offset)
         return array
