@@ -1,7 +1,9 @@
 """A repair puts damage aside, removes nothing, can be killed anywhere, and lets prunes and compact work again."""
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import crash_helpers
@@ -290,11 +292,9 @@ def _is_buried(files: StoreFiles) -> bool:
         return False
 
 
-def test_a_run_in_training_is_not_repaired_and_the_rest_is(store):
-    damage_arrays(store, 3)
-    path = store.path / "runs" / BRANCH / "checkpoints" / "00000001" / "state.h5"
-    flip(path, place_of(path, "agent/weights")[0] * 8)
-    # another process: this one may use its own claim
+@contextlib.contextmanager
+def in_training(store: StoreFiles) -> Iterator[int]:
+    """Has another process hold the claim of the run, for this one may use its own; gives its number."""
     ready, go = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -304,12 +304,20 @@ def test_a_run_in_training_is_not_repaired_and_the_rest_is(store):
         os._exit(0)
     os.read(ready[0], 1)
     try:
-        done = repair(store.path)
+        yield child
     finally:
         os.write(go[1], b"x")
         os.waitpid(child, 0)
         for each in (*ready, *go):
             os.close(each)
+
+
+def test_a_run_in_training_is_not_repaired_and_the_rest_is(store):
+    damage_arrays(store, 3)
+    path = store.path / "runs" / BRANCH / "checkpoints" / "00000001" / "state.h5"
+    flip(path, place_of(path, "agent/weights")[0] * 8)
+    with in_training(store):
+        done = repair(store.path)
     assert {action.path: action.done for action in done.actions} == {
         f"{FOLDER}/00000003": False,
         f"runs/{BRANCH}/checkpoints/00000001": True,
@@ -418,21 +426,8 @@ def test_a_repair_does_what_its_dry_run_has_said_and_cannot_do_what_that_has_sai
 
 def test_a_dry_run_says_that_a_run_in_training_is_left_alone(store):
     damage_arrays(store, 3)
-    ready, go = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        with StoreFiles.open(store.path).claim(RUN):
-            os.write(ready[1], b"x")
-            os.read(go[0], 1)
-        os._exit(0)
-    os.read(ready[0], 1)
-    try:
+    with in_training(store) as child:
         dry, done = repair(store.path, dry_run=True), repair(store.path)
-    finally:
-        os.write(go[1], b"x")
-        os.waitpid(child, 0)
-        for each in (*ready, *go):
-            os.close(each)
     assert told(dry) == told(done)
     assert [bool(action.problem) for action in dry.actions] == [True]
     assert str(child) in dry.actions[0].problem
