@@ -13,10 +13,10 @@ from simckpt import presentation, provenance, state
 from simckpt.arguments import checked_metrics
 from simckpt.errors import ConfigurationError, DamagedError, FormatError, LeafNotFoundError, VersionWarning
 from simckpt.policies import CheckpointFacts
-from simckpt.restore import Adjustment, BoundComponent, apply, bind, wanted_parts
+from simckpt.restore import Adjustment, BoundComponent, apply, bind, overlaid, wanted_parts
 from simckpt.storage import exports
 from simckpt.storage.marks import UNMARKED
-from simckpt.storage.state_file import STRUCTURE_KIND
+from simckpt.storage.names import STRUCTURE_KIND
 from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ class Checkpoint:
     def files(self) -> StoreFiles:
         """The files of its store, for the parts of simckpt that work on them."""
         return self._files
+
+    @property
+    def record(self) -> CommitRecord:
+        """Its record, for the parts of simckpt that keep the line of a run."""
+        return self._record
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -394,14 +399,17 @@ class Checkpoint:
         available = set(self.components())
         untouched = frozenset() if adjustment is None else adjustment.untouched
         wanted = {name: each for name, each in bound.items() if name in available and name not in untouched}
-        saved = self.read(list(wanted), slabs=wanted_parts(wanted, self.leaves))
+        own = {each.own: name for name, each in wanted.items() if each.own in available and each.ranks == self.shards}
+        saved = self.read([*wanted, *own], slabs=wanted_parts(wanted, self.leaves))
+        for kept, name in own.items():
+            saved[name] = overlaid(saved[name], saved.pop(kept))
         differences = provenance.version_differences(self.versions, provenance.versions())
         if differences:
             # before anything changes: a program may turn warnings into errors
             message = f"checkpoint {self.id} was saved elsewhere, and going on from it may not be bit-exact: "
             warnings.warn(message + "; ".join(differences), VersionWarning, stacklevel=3)
         source = f"checkpoint {self.id} (run {self.run!r}, step {self.step})"
-        apply(bound, saved, source=source, adjustment=adjustment)
+        apply(bound, saved, source=source, adjustment=adjustment, available=available)
 
 
 def _structure_text(leaf: state.Leaf, path: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from simckpt.errors import DamagedError, FormatError
-from simckpt.storage import digests, index, reader, sealed, state_file
+from simckpt.storage import digests, index, names, reader, sealed, state_file
 from simckpt.storage import records as record_types
 from simckpt.storage.copying import Portions, Source
 from simckpt.storage.index import LeafRecord
@@ -112,9 +112,7 @@ def parse_records(
         raise FormatError(f"{path}: its index names other files")
     reader.check_bounds(leaves.values(), commit.file(state_file.STATE_FILE).size, path)
     shared = frozenset(fields.texts("shared", limit=len(leaves)))
-    if not all(
-        each in leaves and leaves[each].shape and leaves[each].kind != state_file.STRUCTURE_KIND for each in shared
-    ):
+    if not all(each in leaves and leaves[each].shape and leaves[each].kind != names.STRUCTURE_KIND for each in shared):
         raise fields.wrong("shared", "a list of leaves that have rows")
     start = parse_start(parts["start"], path, id=fields.id("start_id"))
     return Source(path, fields.id("store"), run, start, commit, leaves, shared, chunks)

@@ -318,7 +318,7 @@ def _parse_segment(fields: sealed.Fields) -> SegmentRecord:
             raise fields.wrong("spans", "a list of (start, stop) in the order of the file and within it")
         position = span[1]
     apart = fields.string_map("names") if "names" in fields.content else {}
-    if not all(_OFFSET.fullmatch(offset) and _is_path(path) for offset, path in apart.items()):
+    if not all(_OFFSET.fullmatch(offset) and is_path(path) for offset, path in apart.items()):
         raise fields.wrong("names", "an object of offsets and paths")
     return SegmentRecord(
         id=fields.id("id"),
@@ -332,7 +332,7 @@ def _parse_segment(fields: sealed.Fields) -> SegmentRecord:
 def parse_leaf(fields: sealed.Fields, segments: list[SegmentRecord], *, file: str | None = None) -> LeafRecord:
     """Returns one line of an index; see `parse_index`."""
     path = fields.text("path")
-    if not _is_path(path):
+    if not is_path(path):
         raise fields.wrong("path", "a component and a path in it")
     names.decode_part(path.partition("/")[0])
     shape = fields.integers("shape")
@@ -351,6 +351,8 @@ def parse_leaf(fields: sealed.Fields, segments: list[SegmentRecord], *, file: st
         digest=fields.digest("digest") if placed else "",
         part=fields.integers("part", limit=_MAX_DIMENSIONS) if "part" in fields.content else None,
     )
+    if (leaf.kind == names.STRUCTURE_KIND) != (leaf.key == names.STRUCTURE):
+        raise fields.wrong("kind", f"{names.STRUCTURE_KIND!r} for {names.STRUCTURE}, and for no other")
     if leaf.part is not None:
         if file is None:
             raise fields.wrong("part", "in an index of one of several ranks alone")
@@ -415,7 +417,8 @@ def _are_integers(values: Any, count: int) -> bool:
     return all(type(value) is int and 0 <= value < 2**62 for value in values)
 
 
-def _is_path(path: str) -> bool:
+def is_path(path: str) -> bool:
+    """Returns whether a text is the path of a leaf: a component and names below it, percent-encoded."""
     parts = path.split("/")
     return 2 <= len(parts) <= _MAX_PARTS and all(_PART.fullmatch(part) and part not in (".", "..") for part in parts)
 

@@ -13,6 +13,7 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 ID = re.compile(r"[0-9a-f]{32}")
 SEQUENCE = re.compile(r"[0-9]{8}")
 STRUCTURE = "_tree"  # the dataset of a component that holds everything which is not an array
+STRUCTURE_KIND = "structure"  # of that leaf, and of no other
 
 
 def check_run_name(name: str) -> str:

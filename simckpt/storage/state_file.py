@@ -21,7 +21,6 @@ from simckpt.storage import blocks, durable, index, layout, names, records, seal
 from simckpt.storage import segments as segment_files
 
 STATE_FILE = "state.h5"
-STRUCTURE_KIND = "structure"
 
 _ROOT = (
     ("format", "simckpt state"),
@@ -35,7 +34,7 @@ _ROOT = (
     ),
 )
 _STRUCTURE = (
-    ("kind", STRUCTURE_KIND),
+    ("kind", names.STRUCTURE_KIND),
     ("description", "UTF-8 JSON padded with spaces: all of the component but its arrays"),
 )
 
@@ -55,16 +54,21 @@ class Item:
         leaf: may be a `LogLeaf`.
         data: its bytes, flat; of a log the new rows alone.
         stream: gives the bytes in portions where they are not in memory; `leaf` and `data` have their shapes alone.
+        lent: whether they lie in memory of the program, of which another thread may change them: what is digested is
+            what is written all the same.
     """
 
     path: str
     leaf: Leaf
     data: blocks.Bytes
     stream: Callable[[], Iterable[durable.Bytes]] | None = None
+    lent: bool = False
 
     def chunks(self) -> Iterable[durable.Bytes]:
         """Returns its bytes in the portions in which they are written."""
-        return blocks.chunks_of(self.data) if self.stream is None else self.stream()
+        if self.stream is not None:
+            return self.stream()
+        return blocks.copies_of(self.data) if self.lent else blocks.chunks_of(self.data)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -79,13 +83,14 @@ class Item:
         return int(math.prod(data.shape[1:]) * data.dtype.itemsize)
 
 
-def collect(components: Mapping[str, Encoded], *, shared: bool = False) -> list[Item]:
+def collect(components: Mapping[str, Encoded], *, shared: bool = False, lent: bool = False) -> list[Item]:
     """Returns all leaves of a state, each component's structure as its last.
 
     Args:
         components: {name: encoded state}.
         shared: whether they are written by several ranks: leaves may be parts, and a component whose structure is empty
             leaves that to another rank.
+        lent: whether their arrays are no copies; see `Item`.
 
     Raises:
         InvalidNameError: a component without a name.
@@ -93,7 +98,11 @@ def collect(components: Mapping[str, Encoded], *, shared: bool = False) -> list[
     """
     if "" in components:
         raise InvalidNameError("a component needs a name: '' cannot be a group of a file")
-    items = [item for name, encoded in components.items() for item in _items(names.encode_part(name), encoded, shared)]
+    items = [
+        item
+        for name, encoded in components.items()
+        for item in _items(names.encode_part(name), encoded, shared=shared, lent=lent)
+    ]
     check_paths(items)
     return items
 
@@ -159,17 +168,17 @@ def groups_of(
     return groups
 
 
-def _items(component: str, encoded: Encoded, shared: bool) -> Iterator[Item]:
+def _items(component: str, encoded: Encoded, *, shared: bool, lent: bool) -> Iterator[Item]:
     for key, leaf in encoded.leaves.items():
         if isinstance(leaf, PartLeaf):
             _check_part(f"{component}/{key}", leaf, shared)
         if key == names.STRUCTURE or key.startswith(names.STRUCTURE + "/"):
             raise FormatError(f"the leaf {component}/{key} has the name of a component's structure")
-        yield Item(f"{component}/{key}", leaf, blocks.flat(leaf.data))
+        yield Item(f"{component}/{key}", leaf, blocks.flat(leaf.data), lent=lent)
     if shared and not encoded.structure:
         return
     data = np.frombuffer(pad(encoded.structure), np.uint8)
-    yield Item(f"{component}/{names.STRUCTURE}", Leaf(data, "uint8", data.shape, STRUCTURE_KIND), data)
+    yield Item(f"{component}/{names.STRUCTURE}", Leaf(data, "uint8", data.shape, names.STRUCTURE_KIND), data)
 
 
 def _check_part(path: str, leaf: PartLeaf, shared: bool) -> None:
@@ -224,7 +233,7 @@ def _explain(given: Mapping[str, Mapping[str, str]], path: str, own: layout.Attr
 def explanation(item: Item, attributes: Mapping[str, Mapping[str, str]]) -> layout.Attributes:
     """Returns the texts that explain a leaf's dataset."""
     leaf = item.leaf
-    if leaf.kind == STRUCTURE_KIND:
+    if leaf.kind == names.STRUCTURE_KIND:
         own: layout.Attributes = _STRUCTURE
     else:
         own = (("kind", leaf.kind),)

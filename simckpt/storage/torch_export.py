@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from simckpt.errors import FormatError, UnsupportedFormatError
-from simckpt.storage import copying, digests, durable, exported, names, reader, state_file
+from simckpt.storage import copying, digests, durable, exported, names, reader
 from simckpt.storage.copying import Portions, Source
 from simckpt.storage.index import LeafRecord
 
@@ -162,7 +162,7 @@ def write(disk: durable.Disk, path: Path, source: Source) -> None:
     """Writes a new file and syncs it; raises as `exports.write_export`."""
     torch = _torch(path)
     source.check()
-    size = sum(leaf.size for leaf in source.leaves.values() if leaf.kind != state_file.STRUCTURE_KIND)
+    size = sum(leaf.size for leaf in source.leaves.values() if leaf.kind != names.STRUCTURE_KIND)
     durable.write_file(disk, path, _parts(torch, source), size=size)
 
 
@@ -173,7 +173,7 @@ def _parts(torch: Any, source: Source) -> Iterator[tuple[int, durable.Bytes]]:
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for leaf in source.leaves.values():
             hasher = digests.Hasher()
-            if leaf.kind == state_file.STRUCTURE_KIND:
+            if leaf.kind == names.STRUCTURE_KIND:
                 data = b"".join(bytes(chunk) for chunk in source.chunks(leaf))
                 hasher.update(data)
                 structures[leaf.component] = _text(data, leaf)
@@ -231,7 +231,7 @@ def open_file(path: Path) -> Source:
     in_file |= {f"{names.encode_part(name)}/{names.STRUCTURE}" for name in own["structures"]}
     exported.check_tensors(source, in_file)
     for leaf in source.leaves.values():
-        if leaf.kind != state_file.STRUCTURE_KIND:
+        if leaf.kind != names.STRUCTURE_KIND:
             tensor, twin = state[leaf.component][leaf.key], exported.twin_of(leaf, _TYPES)
             if str(tensor.dtype) != f"torch.{twin.dtype}" or tuple(tensor.shape) != twin.shape:
                 raise FormatError(
@@ -308,7 +308,7 @@ def _chunks(
     path: Path, state: Mapping[str, Mapping[str, Any]], structures: Mapping[str, str], leaf: LeafRecord
 ) -> Portions:
     hasher = digests.Hasher(leaf.digest.partition(":")[0])
-    if leaf.kind == state_file.STRUCTURE_KIND:
+    if leaf.kind == names.STRUCTURE_KIND:
         whole, swap = np.frombuffer(structures[leaf.component].encode("utf-8", "surrogatepass"), np.uint8), 0
     else:
         whole, swap = _bytes_of(state[leaf.component][leaf.key]), exported.twin_of(leaf, _TYPES).swap

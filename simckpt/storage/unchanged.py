@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from simckpt.state.leaf import LogLeaf, PartLeaf
 from simckpt.storage import blocks, digests
 from simckpt.storage.index import LeafRecord
-from simckpt.storage.state_file import STRUCTURE_KIND, Item
+from simckpt.storage.names import STRUCTURE_KIND
+from simckpt.storage.state_file import Item
 
 LARGE = 1 << 20  # [bytes]; smaller leaves are not worth a file of their own
 _PROBES, _PROBE = 16, 1024  # [bytes] each: 20 us, where the whole digest takes 0.2 s per GB

@@ -628,7 +628,23 @@ HARMLESS = frozenset(
         "other types in device",
         "another start",
         "shape of 64 axes",
+        # another kind of array: the live object says what it becomes, and the values are the same
+        "kind dlpack",
         *HARMLESS_HDF5,
+    }
+)
+
+# a run's record that is damaged must not take the checkpoints with it: it is refused, and they are restored
+REFUSED_AND_RESTORED = frozenset(
+    {
+        f"link {RECORD}",
+        "run name with dots",
+        "run id",
+        "nested JSON",
+        "nested values",
+        "nested values just within JSON",
+        "huge JSON",
+        "moment before calendars",
     }
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,16 @@ def body_of(data: bytes) -> bytes:
     return data[: data.rindex(b',\n "digest"')]
 
 
+def dumped(document: object) -> bytes:
+    """JSON of a document of any depth, however deep in calls one is: the limit counts both."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 5000)
+    try:
+        return json.dumps(document).encode()
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 class Forge:
     """A copy of the good store that can be changed; every change leaves the digests right."""
 
@@ -184,7 +195,7 @@ class Forge:
 
     def tree(self, component: str, document: dict[str, Any] | bytes) -> None:
         """Gives a component another structure."""
-        data = document if isinstance(document, bytes) else json.dumps(document).encode()
+        data = document if isinstance(document, bytes) else dumped(document)
         self.data(f"{component}/_tree", data)
 
     def vouch(self) -> None:

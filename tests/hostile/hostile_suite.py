@@ -103,7 +103,9 @@ def run_corpus(
             continue
         outcome.faults += [f"{name} | {each}" for each in found["faults"]]
         outcome.foreign += [f"{name} | {each}" for each in found["foreign"]]
-        if found["taken"] and name.partition(": ")[2] not in corpus.HARMLESS:
+        kind = name.partition(": ")[2]
+        harmless = bool(found["refused"]) if kind in corpus.REFUSED_AND_RESTORED else kind in corpus.HARMLESS
+        if found["taken"] and not harmless:
             outcome.taken.append(name)
     if outcome.tried != len(cases):
         outcome.faults.append(f"everything | {outcome.tried} of {len(cases)} were tried")

@@ -169,14 +169,18 @@ def restored(checkpoint: simckpt.Checkpoint) -> list[bytes]:
     return [bits(vars(component)) for component in live.values()]
 
 
-def bits(value: Any) -> bytes:
-    """Returns a text of all bits of a state, without the code under test."""
+def bits(value: Any, above: tuple[int, ...] = ()) -> bytes:
+    """Returns a text of all bits of a state, without the code under test; `above` are the ids of what holds it."""
+    if id(value) in above:
+        # a container may hold itself, in a mutant as in a program
+        return f"up {len(above) - above.index(id(value))}".encode()
+    inner = (*above, id(value))
     if isinstance(value, dict):
-        return b"{" + b",".join(bits(key) + b":" + bits(each) for key, each in value.items()) + b"}"
+        return b"{" + b",".join(bits(key, inner) + b":" + bits(each, inner) for key, each in value.items()) + b"}"
     if isinstance(value, list | tuple):
-        return type(value).__name__.encode() + b"(" + b",".join(map(bits, value)) + b")"
+        return type(value).__name__.encode() + b"(" + b",".join(bits(each, inner) for each in value) + b")"
     if isinstance(value, set):
-        return b"set" + b",".join(sorted(map(bits, value)))
+        return b"set" + b",".join(sorted(bits(each, inner) for each in value))
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} ".encode() + value.tobytes()
     if isinstance(value, np.random.Generator):

@@ -97,60 +97,102 @@ def test_a_reader_that_does_not_come_to_an_end_is_ended(tmp_path, good):
     assert time.monotonic() - begin < 30
 
 
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("import os; os.kill(os.getpid(), 11)", "died of it .exit code -11"),
-        ("raise SystemExit(3)", "died of it .exit code 3"),
-        ("print('x' * 100)", "no answer"),
-        ("print('[' * 100_000)", "no answer"),
-        ("print('[]')", "no answer"),
-        ("print('{}')", "groups"),
-        ('print(\'{"groups": {}, "datasets": [5]}\')', "datasets"),
-        ('print(\'{"groups": {}, "datasets": [{"path": "x", "dtype": "|O"}]}\')', "dtype"),
-    ],
-)
+SIZE = "    size = os.fstat(0).st_size\n"  # a line of `look`, which does the work of a fork
+
+
+def broken(tmp_path, monkeypatch, program: str, *, before: str = SIZE) -> None:
+    """Has the forks that look at files do something else, from a line of theirs on."""
+    source = Path(hdf5_child.__file__).read_text()
+    assert source.count(before) == 1
+    (tmp_path / "child.py").write_text(source.replace(before, f"    {program}\n{before}"))
+    monkeypatch.setattr(hdf5_reader, "_CHILD", tmp_path / "child.py")
+
+
+ANSWER = "sys.stdout.write({!r}); sys.stdout.flush(); os._exit(0)"
+BAD = [
+    ("os.kill(os.getpid(), 11)", "died of it .exit code -11"),
+    ("os._exit(3)", "died of it .exit code 3"),
+    ("raise ValueError", "died of it .exit code 1"),
+    (ANSWER.format("x" * 100), "no answer"),
+    (ANSWER.format("[" * 100_000), "no answer"),
+    (ANSWER.format("[]"), "no answer"),
+    (ANSWER.format("{}"), "groups"),
+    (ANSWER.format('{"groups": {}, "datasets": [5]}'), "datasets"),
+    (ANSWER.format('{"groups": {}, "datasets": [{"path": "x", "dtype": "|O"}]}'), "dtype"),
+]
+
+
+@pytest.mark.parametrize(("program", "message"), BAD)
 def test_what_a_broken_reader_answers_is_not_believed(tmp_path, monkeypatch, good, program, message):
     """libhdf5 may be talked into anything, its answer included."""
-    (tmp_path / "child.py").write_text(program)
-    monkeypatch.setattr(hdf5_reader, "_CHILD", tmp_path / "child.py")
+    broken(tmp_path, monkeypatch, program)
     with pytest.raises(FormatError, match=message):
         hdf5_reader.describe(next(good.path.glob("segments/*.h5")))
 
 
+def test_a_file_that_its_reader_dies_of_harms_none_after_it(tmp_path, monkeypatch, good):
+    """All files by one reader: each is told by its size what to do, and those after it are described as ever."""
+    program = (
+        "size = os.fstat(0).st_size\n"
+        "    if size == 1: os.kill(os.getpid(), 9)\n"
+        "    while size == 2: pass\n"
+        "    while size == 3: sys.stdout.write('x' * 65536)\n"
+        "    if size == 4: os.kill(os.getppid(), 9); os._exit(0)"
+    )
+    broken(tmp_path, monkeypatch, program)
+    monkeypatch.setattr(hdf5_reader, "ANSWER_LIMIT", 1 << 20)
+    path = next(good.path.glob("segments/*.h5"))
+    expected = ["exit code -9", "within 0.5 s", "more than", "has ended"]
+    with hdf5_reader.Reader() as files:
+        wanted = files.describe(path)
+        for size, message in enumerate(expected, 1):
+            (tmp_path / "bad.h5").write_bytes(bytes(size))
+            with pytest.raises(StoreError, match=message):
+                files.describe(tmp_path / "bad.h5", deadline=0.5 if size == 2 else 60)
+            assert files.describe(path) == wanted
+
+
+def test_a_reader_leaves_no_process_behind(good):
+    path = next(good.path.glob("segments/*.h5"))
+    with hdf5_reader.Reader() as files:
+        files.describe(path)
+        process = files._process.pid
+        files.describe(path)
+        assert files._process.pid == process
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
 def test_an_answer_without_end_is_cut(tmp_path, monkeypatch, good):
-    (tmp_path / "child.py").write_text("import sys\nwhile True: sys.stdout.write('x' * 65536)")
-    monkeypatch.setattr(hdf5_reader, "_CHILD", tmp_path / "child.py")
+    broken(tmp_path, monkeypatch, "while True: sys.stdout.write('x' * 65536)")
     monkeypatch.setattr(hdf5_reader, "ANSWER_LIMIT", 1 << 20)
     with pytest.raises(FormatError, match="more than"):
         hdf5_reader.describe(next(good.path.glob("segments/*.h5")))
 
 
 def test_the_process_has_little_and_can_open_nothing(tmp_path, monkeypatch, good):
-    """By a child that does what the real one does, and then looks at itself in place of the file."""
-    source = Path(hdf5_child.__file__).read_text()
+    """By a fork that does what a real one does, and then looks at itself in place of the file."""
     probe = (
-        "pass\n"
-        "    def found(call):\n"
+        "def found(call):\n"
         "        try: call()\n"
         "        except OSError as error: return error.errno\n"
         "    fds = [n for n in range(3, 100) if found(lambda: os.fstat(n)) is None]\n"
         "    sys.stdout.write(json.dumps({'refused': json.dumps([fds, found(lambda: os.open('/etc/hostname', 0)), "
+        "found(lambda: socket.socket()), "
         "resource.getrlimit(resource.RLIMIT_AS)[1], resource.getrlimit(resource.RLIMIT_CPU)[1], "
         "sorted(k for k in os.environ if k.startswith('HDF5'))])}))\n"
-        "    sys.stdout.flush(); os._exit(0)\n"
+        "    sys.stdout.flush(); os._exit(0)"
     )
-    assert source.count("    try:\n        answer: dict[str, Any] = Walker") == 1
-    (tmp_path / "child.py").write_text(
-        source.replace("    try:\n        answer: dict", f"    {probe}    try:\n        answer: dict")
+    broken(
+        tmp_path, monkeypatch, probe, before="    try:\n        answer: dict[str, Any] = Walker(h5py, size).walk()\n"
     )
-    monkeypatch.setattr(hdf5_reader, "_CHILD", tmp_path / "child.py")
     monkeypatch.setenv("HDF5_VDS_PREFIX", "/tmp")
     with (tmp_path / "open").open("w"), pytest.raises(FormatError) as caught:
         hdf5_reader.describe(next(good.path.glob("segments/*.h5")))
     text = str(caught.value).partition("written: ")[2]
-    too_many_files = errno.EMFILE
-    assert text == f'[[], {too_many_files}, {hdf5_child.MEMORY_LIMIT}, {hdf5_child.CPU_LIMIT}, ["HDF5_PLUGIN_PRELOAD"]]'
+    too_many = errno.EMFILE
+    limits = f"{hdf5_child.MEMORY_LIMIT}, {hdf5_child.CPU_LIMIT}"
+    assert text == f'[[], {too_many}, {too_many}, {limits}, ["HDF5_PLUGIN_PRELOAD"]]'
 
 
 def test_nothing_in_simckpt_opens_a_file_by_libhdf5():
@@ -175,20 +217,23 @@ def test_what_is_odd_and_does_no_harm_is_described(tmp_path, name):
 
 def survive(data: bytes, path: Path, seeds: range) -> int:
     """Describes mutants of a file; returns how many were refused. The process of each may die, this one does not."""
-    refused = 0
-    for seed in seeds:
-        draw, changed = random.Random(seed), bytearray(data)
-        # what libhdf5 reads is a few spans; its checksums are not mended, so many changes would find no more
-        for _ in range(draw.choice([1, 1, 2, 8])):
-            place = draw.randrange(len(data) - 8)
-            other = draw.choice([b"\0", b"\xff", b"\0" * 8, b"\xff" * 8, draw.randbytes(1), draw.randbytes(4)])
-            changed[place : place + len(other)] = other
-        path.write_bytes(changed[: draw.randrange(len(data))] if draw.random() < 0.1 else changed)
-        try:
-            hdf5_reader.describe(path)
-        except FormatError:
-            refused += 1
-    return refused
+    with hdf5_reader.Reader() as files:
+        return sum(_is_refused(files, data, path, seed) for seed in seeds)
+
+
+def _is_refused(files: hdf5_reader.Reader, data: bytes, path: Path, seed: int) -> bool:
+    draw, changed = random.Random(seed), bytearray(data)
+    # what libhdf5 reads is a few spans; its checksums are not mended, so many changes would find no more
+    for _ in range(draw.choice([1, 1, 2, 8])):
+        place = draw.randrange(len(data) - 8)
+        other = draw.choice([b"\0", b"\xff", b"\0" * 8, b"\xff" * 8, draw.randbytes(1), draw.randbytes(4)])
+        changed[place : place + len(other)] = other
+    path.write_bytes(changed[: draw.randrange(len(data))] if draw.random() < 0.1 else changed)
+    try:
+        files.describe(path)
+    except FormatError:
+        return True
+    return False
 
 
 def test_mutated_metadata_ends_in_an_answer_or_an_error(good, tmp_path):

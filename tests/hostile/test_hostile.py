@@ -18,6 +18,8 @@ FAST = {
     "parents in a circle",
     "path with controls",
     "nested values in a start",
+    "run id",
+    "structure of floats",
     "moment beyond calendars",
     "surrogates in texts",
     "controls in hyperparameters",
