@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reliability import in_child
-from store_states import BRANCH, EXPORTED, RUN, Look, Saver, States, look
+from store_states import BRANCH, EXPORTED, RUN, Look, Saver, SaverOfRanks, States, StatesOfRanks, look
 
 from simckpt.branching import importing
 from simckpt.storage import BranchRecord, RunRecord, StartRecord, StoreFiles
@@ -122,6 +122,19 @@ def build(base: Path, states: States) -> World:
     return world
 
 
+def build_ranks(base: Path, states: States) -> World:
+    """Makes a run of two ranks, of three checkpoints."""
+    base.mkdir()
+    world = World(base, StatesOfRanks(states.seed))
+    world.store = StoreFiles.create(base / "store", disk=FaultyDisk())
+    world.store.write_run(RUN, RunRecord("ab" * 16, RUN, 1.8e9))
+    world.savers[RUN] = SaverOfRanks(world.states)
+    with world.claimed((RUN,)):
+        for step in range(1, SAVED + 1):
+            world.save(step)
+    return world
+
+
 def branch(world: World, name: str) -> None:
     """What `Checkpoint.branch` does to the disk."""
     origin = world.store.commit_record(RUN, 2)
@@ -225,6 +238,12 @@ if hasattr(StoreFiles, "compact"):
         Case("compact after a save", lambda world: world.store.compact(), die_in(_save, "rename", 4), claims=()),
         Case("compact after a prune", lambda world: world.store.compact(), die_in(_prune, "unlink", 2), claims=()),
     ]
+
+# each rank prepares its part, rank 0 gathers them
+CASES += [
+    Case("save of ranks", _save, starts=build_ranks),
+    Case("prune of ranks", _prune, starts=build_ranks),
+]
 
 
 def case(name: str) -> Case:

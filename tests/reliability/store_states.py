@@ -9,14 +9,17 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from shard_helpers import part_of, rows_cut
 from source_helpers import read_source
 
 from simckpt.errors import DamagedError, NotAStoreError
 from simckpt.maintenance.check import Scope, check
 from simckpt.state.leaf import Leaf, LogLeaf
 from simckpt.state.tree import Encoded
-from simckpt.storage import Commit, CommitDraft, CommitRecord, StoreFiles, exports, unchanged
+from simckpt.storage import Commit, CommitDraft, CommitRecord, Shard, StoreFiles, exports, unchanged
 from simckpt.storage.preparing import Prepared, write_prepared
+from simckpt.storage.records import SHARDS_FILE
+from simckpt.storage.shards import parse_listing
 
 RUN, BRANCH = "run", "branch"
 LIMIT = 3  # segments of a checkpoint: the fourth save merges
@@ -79,6 +82,29 @@ class States:
                     raise BrokenError(f"{what}: {component}/{name} is not what was saved at step {step}")
 
 
+@dataclass(frozen=True)
+class StatesOfRanks(States):
+    """The same family, held by several ranks: the table in parts, replay and envs by each its own.
+
+    Attributes:
+        count: of ranks.
+    """
+
+    count: int = 2
+
+    def arrays(self, step: int) -> dict[str, dict[str, np.ndarray]]:
+        whole = super().arrays(step)
+        found = {"agent": whole["agent"]}
+        for rank in range(self.count):
+            found[f"envs@{rank}"] = {name: array + rank for name, array in whole["envs"].items()}
+            found[f"replay@{rank}"] = {name: array + 1000 * rank for name, array in whole["replay"].items()}
+        return found
+
+
+def _leaf(data: np.ndarray) -> Leaf:
+    return Leaf(data, data.dtype.name, data.shape, "numpy")
+
+
 class Saver:
     """What a training process keeps in mind between two saves of a run.
 
@@ -102,7 +128,7 @@ class Saver:
             self.pieces, self.rows = (), 0
         components = {
             component: Encoded(
-                {name: Leaf(data, data.dtype.name, data.shape, "numpy") for name, data in leaves.items()},
+                {name: _leaf(data) for name, data in leaves.items()},
                 self.states.structure(component, step),
             )
             for component, leaves in arrays.items()
@@ -125,6 +151,53 @@ class Saver:
     def save(self, store: StoreFiles, step: int, **fields: object) -> Commit:
         store._learn({piece.segment for piece in self.pieces})
         return self.publish(store, step, self.prepare(store, step), **fields)
+
+
+class SaverOfRanks(Saver):
+    """What several ranks keep in mind: each the pieces of its own rows; they save in one process, by one disk."""
+
+    def __init__(self, states: StatesOfRanks, run: str = RUN) -> None:
+        super().__init__(states, run)
+        self.pieces = ((),) * states.count
+
+    def save(self, store: StoreFiles, step: int, **fields: object) -> Commit:
+        count = len(self.pieces)
+        stores = [store, *(StoreFiles.open(store.path, disk=store._disk) for _ in range(1, count))]
+        known = {piece.segment for pieces in self.pieces for piece in pieces}
+        if self.rows > self.states.rows_per_step * step or store.missing_segments(known):
+            self.pieces, self.rows = ((),) * count, 0
+        prepared: list[Prepared] = []
+        try:
+            for rank, own in enumerate(stores):
+                own._learn({piece.segment for piece in self.pieces[rank]})
+                job = replace(own.prepare_job(self.run, shard=Shard(rank, count)), limit=self.limit)
+                prepared.append(write_prepared(own._disk, job, self._state_of(rank, step)))
+            reports = [prepared[0], *(Prepared.from_json(store.path, each.to_json()) for each in prepared[1:])]
+            commit = store.publish_shards(self.run, CommitDraft(self.head, step, **fields), reports)
+        except BaseException:
+            for own, each in zip(stores, prepared, strict=False):
+                own.discard(each)
+            raise
+        for own, each in zip(stores, prepared, strict=True):
+            own.conclude(self.run, each)
+        self.head, self.rows = commit.record.id, self.states.rows_per_step * step
+        self.pieces = tuple(each.leaves[f"replay%40{rank}/observations"].pieces for rank, each in enumerate(prepared))
+        return commit
+
+    def _state_of(self, rank: int, step: int) -> dict[str, Encoded]:
+        arrays = self.states.arrays(step)
+        table = arrays["agent"]["table"]
+        part = part_of(_leaf(table), rows_cut(table.shape, len(self.pieces))[rank])
+        everything = arrays[f"replay@{rank}"]["observations"]
+        new = LogLeaf(everything[self.rows :], "float32", everything.shape, "numpy", self.pieces[rank])
+        envs, replay = f"envs@{rank}", f"replay@{rank}"
+        return {
+            "agent": Encoded({"table": part}, self.states.structure("agent", step) if rank == 0 else b""),
+            envs: Encoded(
+                {name: _leaf(data) for name, data in arrays[envs].items()}, self.states.structure(envs, step)
+            ),
+            replay: Encoded({"observations": new}, self.states.structure(replay, step)),
+        }
 
 
 Look = dict[str, object] | None
@@ -191,6 +264,12 @@ def list_starts(store: StoreFiles, run: str) -> list[str]:
     return names
 
 
+def shard_files(folder: Path) -> set[str]:
+    """Returns the names of what belongs to a checkpoint of several ranks, beside its record."""
+    listing = parse_listing((folder / SHARDS_FILE).read_bytes(), folder)
+    return {SHARDS_FILE, "job.json", *(file.name for file in listing.files)}
+
+
 def leftovers(store: StoreFiles) -> list[str]:
     """Returns the paths of what lies in a store and nobody refers to."""
     root, used, found = store.path, set(), []
@@ -200,7 +279,7 @@ def leftovers(store: StoreFiles) -> list[str]:
             wanted = {"commit.json"}
             if isinstance(record, CommitRecord):
                 used |= {f"{identity}.h5" for identity in store.index(run, record.seq).segments}
-                wanted |= {"state.h5", "leaves.json", "job.json"}
+                wanted |= {"state.h5", "leaves.json", "job.json"} if record.shards == 0 else shard_files(folder)
             found += [path for path in folder.iterdir() if path.name not in wanted]
     for name in ("tmp", "trash"):
         found += list((root / name).iterdir()) if (root / name).exists() else []

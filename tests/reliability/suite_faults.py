@@ -14,7 +14,7 @@ from reliability import Line, Progress, Tally, folder, in_child, stride
 from store_operations import CASES, CREATED, Case, World, case
 from store_states import BRANCH, RUN, BrokenError, Look, States, leftovers, look, small_leaves_count
 
-from simckpt.errors import SimckptError, StorageError, StorageFullError, StoreError
+from simckpt.errors import DamagedError, SimckptError, StorageError, StorageFullError, StoreError
 from simckpt.storage import StoreFiles, digests, durable, preparing, store_preparing, work
 from simckpt.storage.store_pruning import StorePruning
 from simckpt.testing.faults import FULL, Fault, FaultyDisk, fail, fail_and_drop, kill, lose, tear, write_short
@@ -61,9 +61,10 @@ class Trial:
     """
 
     def __init__(self, case: Case, base: Path, states: States, disk: Callable[[], FaultyDisk] = FaultyDisk) -> None:
-        self._case, self._base, self._states, self._disk = case, base, states, disk
+        self._case, self._base, self._disk = case, base, disk
         base.mkdir(parents=True)
         self._world = case.made(base / "template", states)
+        self._states = self._world.states
         self._before = self._world.look()
         world, counting = self._world.copied(base / "counted"), FaultyDisk()
         world.opened(counting)
@@ -111,9 +112,11 @@ class Trial:
                     raise
             disk.arm()
             if code == REFUSED:
-                if self._next not in (world.store.runs() if world.store else ()):
-                    self._case.operate(world)
-                world.save(NEXT, self._next)
+                # what a lie has left may be refused once more, as the damage that it is
+                with contextlib.suppress(DamagedError) if mode.leads_to == "lie" else contextlib.nullcontext():
+                    if self._next not in (world.store.runs() if world.store else ()):
+                        self._case.operate(world)
+                    world.save(NEXT, self._next)
         return code
 
     def _go_on(self, base: Path, world: World, code: int) -> None:

@@ -188,6 +188,10 @@ def role(event: object) -> str | None:
 NECESSARY = [
     *(("save", sync) for sync in ("a segment", "segments/", "state.h5", "leaves.json", "commit.json", "tmp/<who>/")),
     ("save", "checkpoints/"),
+    *(("save of ranks", f"shard-{rank:05d}-of-00002.h5") for rank in range(2)),
+    *(("save of ranks", f"leaves-{rank:05d}.json") for rank in range(2)),
+    *(("save of ranks", sync) for sync in ("a segment", "segments/", "shards.json", "commit.json", "tmp/<who>/")),
+    ("save of ranks", "checkpoints/"),
     ("prune, freeing segments", "commit.json"),
     ("prune, freeing segments", "checkpoints/<seq>/"),
     *(("branch", sync) for sync in ("run.json", "tmp/<who>/", "runs/")),
@@ -230,14 +234,16 @@ def noticed(pairs: list[tuple[str, str]], progress: Progress = lambda text: None
 
 def shows(mutant: Recorded, base: Path, samples: int = 3) -> bool:
     """Returns whether a state shows that something is wrong; ends with the first."""
-    for relaxed in (False, True):
-        seen = set()
-        for state in mutant.recording.states(relaxed=relaxed, samples=samples, every=16):
-            key = state.key()
-            if key not in seen:
-                seen.add(key)
-                if _wrong(mutant, state, base / "state", goes_on=False):
-                    return True
+    # what is missing is mostly seen when something was promised
+    for promised in (True, False):
+        for relaxed in (False, True):
+            seen = set()
+            for state in mutant.recording.states(relaxed=relaxed, samples=samples, every=16):
+                key = state.key()
+                if key not in seen and bool(state.notes) == promised:
+                    seen.add(key)
+                    if _wrong(mutant, state, base / "state", goes_on=False):
+                        return True
     return False
 
 
