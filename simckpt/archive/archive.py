@@ -93,7 +93,8 @@ class Archive:
         if place is None:
             if known is None:
                 raise ConfigurationError(
-                    f"store {self._files.path} has no archive yet: name one, as in store.archive('s3://bucket/prefix')",
+                    f"store {self._files.path} has no archive yet: name one, as in store.archive('s3://bucket/prefix') "
+                    f"or `simckpt archive STORE s3://bucket/prefix`",
                     keys=["url"],
                 )
             return self._named(parse_place(known.url))
@@ -150,7 +151,9 @@ class Archive:
         if deed is None and write and not noted:
             deed = contents.write_deed(objects, owner=self._files.id)
         if deed is None and not noted:
-            raise CheckpointNotFoundError(f"nothing was moved to {self.url} yet: call Archive.move")
+            raise CheckpointNotFoundError(
+                f"nothing was moved to {self.url} yet: call Archive.move, or `simckpt archive STORE URL`"
+            )
         if deed is None:
             raise ArchiveUnavailableError(
                 f"there is no archive at {self.url}: is it mounted? Was it moved? Name its place by "
@@ -266,6 +269,17 @@ class Archive:
             with contextlib.suppress(StoreError):
                 self._files.log_event(run, {"event": "fetched", "seq": seq, "files": brought, "archive": self.url})
         return brought
+
+    def small_file(self, run: str, file: str) -> bytes | None:
+        """Returns what the archive has of a run's record, a start or a mark, or None; raises as `fetch`.
+
+        Args:
+            run: the run's name.
+            file: its name below the run's folder.
+        """
+        objects = self._opened()
+        self._deed(objects, write=False)
+        return objects.read(f"runs/{run}/{file}")
 
     def start(self, *, every: float = 5.0) -> None:
         """Moves in the background from now on: what is new is looked for in short intervals.

@@ -35,8 +35,12 @@ def fetch(objects: Objects, files: StoreFiles, run: str, seq: int) -> list[str]:
         ArchiveUnavailableError: the archive cannot be reached; what is here stays as it is.
         StorageError: the disk refused.
     """
-    record = _record(objects, files, run, seq)
-    folder, brought = files.folder_of(run, seq), list[str]()
+    return fetch_record(objects, files, run, _record(objects, files, run, seq))
+
+
+def fetch_record(objects: Objects, files: StoreFiles, run: str, record: ArchivedRecord) -> list[str]:
+    """Does what `fetch` does, with what is known of the copy; raises as `fetch`."""
+    folder, brought = files.folder_of(run, record.seq), list[str]()
     for _ in range(_TRIES):
         brought += _fetch(objects, files, run, record)
         # an eviction by another process may have gone on with the others until the first state was back

@@ -17,8 +17,10 @@ from simckpt.archive.objects import Objects, lost
 from simckpt.archive.run_objects import mirror_metrics, remove_marks, upload_run
 from simckpt.archive.uploading import Uploads
 from simckpt.errors import (
+    ArchiveDamagedError,
     ArchiveUnavailableError,
     CheckpointNotFoundError,
+    DamagedError,
     RunNotFoundError,
     StoreError,
 )
@@ -150,7 +152,16 @@ class Pass:
             self._see_to_manifest(run, known)
             return
         with contextlib.suppress(CheckpointNotFoundError):  # pruned meanwhile: the next pass sees to it
-            made = self._uploads.upload(run, record.seq)
+            try:
+                made = self._uploads.upload(run, record.seq)
+            except ArchiveDamagedError:
+                raise
+            except DamagedError as error:
+                self.moved.problems.append(
+                    f"checkpoint {record.id} of run {run!r} at step {record.step:,} is damaged here, so that there is "
+                    f"no copy of it in the archive, nor will be: {error}; `simckpt check` says what it means"
+                )
+                return
             self._files.write_archived(run, made)
             self.moved.archived.append(record.id)
             self._log(run, "archived", checkpoint=record.id, step=record.step, archive=str(self._objects.place))

@@ -36,6 +36,12 @@ def check_same_run(here: RunRecord, there: RunRecord | None) -> None:
         )
 
 
+def check_same_here(files: StoreFiles, there: RunRecord) -> None:
+    """Raises ConflictError if a store has another run of that name, as far as its record can be read."""
+    with contextlib.suppress(DamagedError):
+        check_same_run(files.read_run(there.name), there)
+
+
 def check_run_there(objects: Objects, files: StoreFiles, run: str) -> None:
     """Raises ConflictError if an archive has another run of that name, as far as its record can be read."""
     with contextlib.suppress(DamagedError):  # what is damaged there is replaced by what is good here
@@ -180,7 +186,9 @@ class Troubles:
 
 
 def download_run(objects: Objects, files: StoreFiles, run: str, listing: Listing, troubles: Troubles) -> None:
-    """Takes starts and marks of a run, and its log if the store has none, from an archive; replaces nothing.
+    """Takes starts and marks of a run, and its log if the store has none, from an archive.
+
+    Nothing good is replaced: one that is damaged here goes into quarantine.
 
     Raises:
         ArchiveUnavailableError, StorageError: the archive or the disk refused.
@@ -189,11 +197,15 @@ def download_run(objects: Objects, files: StoreFiles, run: str, listing: Listing
     prefix = f"runs/{run}/"
     for name in sorted(each for each in listing.sizes if each.startswith(prefix)):
         file = name.removeprefix(prefix)
-        if (file in here and _METRICS.fullmatch(file) is None) or not files.is_small(file):
+        is_damaged = file in here and file != EVENTS_FILE and files.good_small(run, file) is None
+        if (file in here and not is_damaged and _METRICS.fullmatch(file) is None) or not files.is_small(file):
             continue
         data = objects.read(name)
         with troubles.noted():
             try:
+                if data is not None and is_damaged:
+                    files.check_small(run, file, data)
+                    files.put_aside(f"{prefix}{file}")
                 if data is not None:
                     files.take_small(run, file, data)
             except DamagedError:

@@ -12,12 +12,13 @@ from pathlib import Path
 from simckpt.archive import contents, fetching
 from simckpt.archive.archive import Archive
 from simckpt.archive.contents import Listing
+from simckpt.archive.mending import is_run_here, mend_commit, mend_run
 from simckpt.archive.objects import Objects, Patience, lost
 from simckpt.archive.places import parse_place
 from simckpt.archive.run_objects import (
     Troubles,
     check_run_there,
-    check_same_run,
+    check_same_here,
     download_run,
     merge_metrics,
     read_run,
@@ -32,6 +33,9 @@ from simckpt.errors import (
     DamagedError,
     FormatError,
     RunNotFoundError,
+    StorageError,
+    StoreError,
+    UnsupportedFormatError,
 )
 from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord, indexes, segments
 from simckpt.storage.starts import STARTS
@@ -49,7 +53,7 @@ class Transfer:
         run: its name.
         commits: how many commits were new on the other side, tombstones of pruned ones included.
         nbytes: what was written there weighs [bytes].
-        repaired: how many commits were there already, but not whole, and were put right by a push.
+        repaired: how many commits were there already, but not whole, and were put right.
     """
 
     run: str
@@ -85,7 +89,7 @@ def push(
         RunNotFoundError: there is no such run.
         ConflictError: both sides have written since they parted, or another run has that name there, or the place is
             the archive of another store; nothing was changed.
-        DamagedError: a checkpoint is damaged here; what comes before it was brought, and all of it if it is there.
+        DamagedError: a checkpoint is damaged here; all others were brought.
         ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or does not give back what it was
             given.
     """
@@ -114,27 +118,33 @@ def _push_run(
     if verify:
         verify_run(objects, files, run, besides_metrics=True)
     there = set(listing.commits(run))
-    records = files.records(run)
+    unreadable: dict[int, StoreError] = {}
+    records = files.records(run, damaged=unreadable)
+    if newer := [each for each in unreadable.values() if isinstance(each, UnsupportedFormatError | StorageError)]:
+        raise newer[0]
     evicted = files.evicted(run)
     noted = {seq: known for seq, known in files.archived(run).items() if seq in evicted}
-    damaged: list[DamagedError] = []
+    damaged: list[StoreError] = list(unreadable.values())
     repaired = 0
     for record in records:
-        if record.seq not in there:
-            _push_commit(files, run, record, uploads)
-        elif (verify or not _looks_whole(files, run, record, listing)) and _is_to_be(objects, run, record):
+        is_new = record.seq not in there
+        if not is_new:
+            if not (verify or not _looks_whole(files, run, record, listing)) or not _is_to_be(objects, run, record):
+                continue
             if record.seq in noted and uploads.is_there(run, noted[record.seq]):
                 continue  # it need not come back here to be compared
-            written = uploads.written
-            try:
-                _push_commit(files, run, record, uploads)
-            except ArchiveDamagedError:
-                raise
-            except DamagedError as error:
-                damaged.append(error)  # what is there may be good, and what is new is brought all the same
-            repaired += uploads.written > written
+        written = uploads.written
+        try:
+            _push_commit(files, run, record, uploads)
+        except ArchiveDamagedError:
+            raise
+        except DamagedError as error:
+            damaged.append(error)  # what is there may be good, and what is new is brought all the same
+        repaired += not is_new and uploads.written > written
     if damaged:
-        raise damaged[0]
+        first, more = damaged[0], f" ({len(damaged)} commits are damaged here)" if len(damaged) > 1 else ""
+        first.args = (f"{first}; all others were brought{more}", *first.args[1:])
+        raise first
     return Transfer(run, len(records) - len(there & {each.seq for each in records}), uploads.nbytes - before, repaired)
 
 
@@ -194,17 +204,24 @@ def _is_to_be(objects: Objects, run: str, record: CommitRecord | TombstoneRecord
 
 
 def pull(
-    url: str | os.PathLike[str], files: StoreFiles, run: str | None = None, *, patience: Patience | None = None
+    url: str | os.PathLike[str],
+    files: StoreFiles,
+    run: str | None = None,
+    *,
+    verify: bool = False,
+    patience: Patience | None = None,
 ) -> list[Transfer]:
     """Brings a run, and those that it was branched from, or all runs of a place, into a store, as far as it lacks them.
 
-    Runs and checkpoints keep their ids, so that training goes on where it was. Nothing here is replaced, and what is
-    damaged there keeps nothing else from coming. A kill at any point leaves whole commits; pulling again goes on.
+    Runs and checkpoints keep their ids, so that training goes on where it was. Nothing good here is replaced: what is
+    gone here, cut or damaged in its records is put right. What is damaged there keeps nothing else from coming. A kill
+    at any point leaves whole commits; pulling again goes on.
 
     Args:
         url: the place: one that was pushed to, or the archive of a store.
         files: of the store.
         run: the run's name; all of them if None.
+        verify: whether to read all that is here already, and to put right what is damaged.
         patience: how long to wait for the object store.
 
     Returns:
@@ -217,6 +234,7 @@ def pull(
             changed.
         ArchiveUnavailableError: the place cannot be reached; what comes before was brought.
         ArchiveDamagedError: some of what is there is damaged or gone; all else was brought.
+        DamagedError: the record of a run is damaged here, and that which is there is of another run.
         UnsupportedFormatError: a newer simckpt has written there.
         StorageError: the disk refused.
     """
@@ -229,10 +247,10 @@ def pull(
             raise lost(objects.place, STORE_FILE, "is gone")
     order = _order(objects, files, listing, listing.runs() if run is None else [run], troubles)
     for name, there in order.items():
-        if name in files.runs():
-            check_same_run(files.read_run(name), there)
+        if is_run_here(files, name):
+            check_same_here(files, there)
             _check_parted(objects, files, name, listing)
-    done = [_pull_run(objects, files, there, listing, troubles) for there in order.values()]
+    done = [_pull_run(objects, files, there, listing, troubles, verify=verify) for there in order.values()]
     if troubles.told:
         raise _not_all(objects, troubles.told)
     return done
@@ -265,7 +283,7 @@ def _order(
             if there is None:
                 raise lost(objects.place, f"runs/{name}/{RUN_FILE}", "is gone")
             found[name] = there
-        record = found[name] or (files.read_run(name) if name in here else None)
+        record = found[name] or _record_here(files, name, here)
         if record is None:
             return
         if record.branch is not None:
@@ -280,9 +298,19 @@ def _order(
     return {name: record for name, record in found.items() if record is not None}
 
 
-def _pull_run(objects: Objects, files: StoreFiles, there: RunRecord, listing: Listing, troubles: Troubles) -> Transfer:
+def _record_here(files: StoreFiles, run: str, here: list[str]) -> RunRecord | None:
+    with contextlib.suppress(DamagedError):
+        return files.read_run(run) if run in here else None
+    return None
+
+
+def _pull_run(
+    objects: Objects, files: StoreFiles, there: RunRecord, listing: Listing, troubles: Troubles, *, verify: bool
+) -> Transfer:
     run = there.name
-    if run not in files.runs():
+    if is_run_here(files, run):
+        mend_run(files, there)
+    else:
         try:
             files.write_run(run, there)
         except (RunNotFoundError, CheckpointNotFoundError, DamagedError, FormatError):
@@ -296,7 +324,11 @@ def _pull_run(objects: Objects, files: StoreFiles, there: RunRecord, listing: Li
             with troubles.noted():
                 nbytes += _pull_commit(objects, files, there, seq, listing, troubles)
                 commits += 1
-    return Transfer(run, commits, nbytes)
+        repaired = 0
+        for seq in sorted(here & set(listing.commits(run))):
+            with troubles.noted():
+                repaired += mend_commit(objects, files, there, seq, verify=verify)
+    return Transfer(run, commits, nbytes, repaired)
 
 
 def _new(here: set[int], there: set[int]) -> list[int]:

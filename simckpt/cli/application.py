@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 
 from simckpt import presentation
 from simckpt.checkpoint import Checkpoint
-from simckpt.errors import SimckptError
+from simckpt.errors import ArchiveDamagedError, DamagedError, SimckptError
 from simckpt.store import Store
 
 DIFFERENT, FAILED = 1, 2  # exit codes; 0: done, or identical
@@ -40,13 +41,24 @@ def resolve(here: Store, address: str) -> Checkpoint:
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Turns every error inside into its message and exit code 2."""
+    """Turns every error inside into its message and exit code 2; warnings are their message alone."""
+    before = warnings.formatwarning
+    warnings.formatwarning = _warning
     try:
         yield
     except (SimckptError, OSError) as error:
-        print(f"simckpt: {presentation.printable(str(error), keep=chr(10))}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, DamagedError) and not isinstance(error, ArchiveDamagedError) and "`simckpt" not in text:
+            text += "; `simckpt check STORE` says what is damaged, `simckpt check STORE --repair` does what can be done"
+        print(f"simckpt: {presentation.printable(text, keep=chr(10))}", file=sys.stderr)
         raise typer.Exit(FAILED) from error
     except Exception as error:
         # Python's own exit code for these is 1, which means `different` here
         print(presentation.printable(traceback.format_exc(), keep=chr(10)), file=sys.stderr)
         raise typer.Exit(FAILED) from error
+    finally:
+        warnings.formatwarning = before
+
+
+def _warning(message: Warning | str, *place: object, **more: object) -> str:
+    return f"simckpt: warning: {presentation.printable(str(message), keep=chr(10))}\n"

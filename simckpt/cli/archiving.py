@@ -112,15 +112,19 @@ def pull(
     url: Url,
     store: StorePath,
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run; all that are there by default.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read what is here, and bring again what is damaged.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring RUN, with the runs it was branched from, from URL into STORE, to go on with it bit for bit.
 
-    URL is a place that was pushed to, or the archive of a store that was lost. Nothing here is replaced. Exit code 2
-    if both sides have written, or some of it is damaged there: then all else was brought.
+    URL is a place that was pushed to, or the archive of a store that was lost. Nothing good here is replaced; what is
+    gone or cut here is put right. Exit code 2 if both sides have written, or some of it is damaged there: then all else
+    was brought.
     """
     with readable_errors():
-        done = Store(store).pull(url, run)
+        done = Store(store).pull(url, run, verify=verify)
     _print(done, as_json=as_json)
 
 

@@ -126,12 +126,14 @@ def _print_report(report: Report) -> None:
         screen.print("no damage")
     elif report.damage:
         if lost:
-            verdict = f"{lost} checkpoints do not come back whole"
+            verdict = (
+                "1 checkpoint does not come back whole" if lost == 1 else f"{lost} checkpoints do not come back whole"
+            )
         elif report.left or report.unchecked or any(each.kind in OUT_OF_PLACE for each in report.damage):
             verdict = "every checkpoint that was looked at comes back whole"
         else:
             verdict = "every checkpoint comes back whole"
-        screen.print(f"damage in {len(report.damage)} places; {verdict}")
+        screen.print(f"damage in {presentation.count(len(report.damage), 'place')}; {verdict}")
 
 
 def _print_finding(finding: Finding) -> None:

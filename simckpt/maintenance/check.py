@@ -30,6 +30,7 @@ from simckpt.maintenance.findings import (
 from simckpt.maintenance.leftovers import examine_quarantine, examine_segment_files, examine_work
 from simckpt.maintenance.lineage import examine_lineage
 from simckpt.maintenance.progress import Progress
+from simckpt.maintenance.recorded_sessions import examine_sessions
 from simckpt.maintenance.recording import (
     Run,
     examine_folders,
@@ -54,7 +55,7 @@ from simckpt.maintenance.verifying import (
     piece_key,
     rest_key,
 )
-from simckpt.storage import CommitRecord, Index, StoreFiles, archived, segments
+from simckpt.storage import CommitRecord, Index, StoreFiles, archived, hdf5_reader, segments
 from simckpt.storage.store_reader import COMMIT_FILE
 
 KEEP_EVERY = 60.0  # [s] after which a check that is done in pieces keeps how far it has come
@@ -74,7 +75,7 @@ class Scope:
         part: (k, n): the k-th of n parts of the arrays, from 1 on; records are in each part.
         resume: go on where the last call with the same part stopped.
         seconds: stop after so long, between two files [s].
-        structure: compare HDF5's own metadata with the indexes, which takes a process for each file.
+        structure: compare HDF5's own metadata with the indexes, in processes that may die of it.
     """
 
     quick: bool = False
@@ -107,7 +108,8 @@ def check(path: str | os.PathLike[str], scope: Scope | None = None, *, tell: Tel
         UnsupportedFormatError: it needs a newer simckpt.
         StorageError: it cannot be opened.
     """
-    return _Check(opened(path), scope or Scope(), tell).run()
+    with hdf5_reader.Reader() as files:
+        return _Check(opened(path), scope or Scope(), tell, files).run()
 
 
 def opened(path: str | os.PathLike[str]) -> StoreFiles:
@@ -122,7 +124,7 @@ def opened(path: str | os.PathLike[str]) -> StoreFiles:
 
 
 class _Check:
-    def __init__(self, store: StoreFiles, scope: Scope, tell: Tell | None) -> None:
+    def __init__(self, store: StoreFiles, scope: Scope, tell: Tell | None, files: hdf5_reader.Reader) -> None:
         self._store = store
         self._scope = scope
         self._tell = tell
@@ -132,7 +134,7 @@ class _Check:
         self._needs: dict[str, Needs] = {}
         self._used: set[str] = set()
         self._done, self._total, self._left = 0, 0, 0
-        self._structures = Structures(store)
+        self._structures = Structures(store, files)
         self._progress: Progress | None = None
         if not scope.quick and (scope.resume or scope.seconds is not None):
             self._progress = Progress(store.id, scope.part)
@@ -161,6 +163,8 @@ class _Check:
                     self._progress.forget()
         examine_segment_files(self._store, there, self._used, self._notes)
         examine_quarantine(self._store, self._notes)
+        if self._scope.part is None or self._scope.part[0] == 1:
+            examine_sessions(self._store, self._notes, quick=self._scope.quick, advance=self._advance)
         return Report(
             store=str(self._store.path),
             findings=_sorted(self._notes.findings),

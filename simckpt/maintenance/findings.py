@@ -29,6 +29,7 @@ KINDS = {
     "archive": "what is known of an archive",
     "claim": "the `owner.json` of a writer",
     "lineage": "references between records",
+    "session": "a recording of hardware in the loop",
     "work": "in `tmp/`",
     "trash": "in `trash/`",
     "unused segment": "a segment that no checkpoint and no save in progress refers to",
@@ -208,7 +209,10 @@ class Notes:
         self.counts = self.counts.plus(**more)
 
 
-_REPAIR = "`simckpt check --repair` puts it into quarantine; restore an older checkpoint"
+_REPAIR = (
+    "`simckpt check --repair` brings it back from an archive, or puts it into quarantine; `simckpt pull --verify` "
+    "brings back what was pushed; else restore an older checkpoint"
+)
 _TEXTS = {
     "folder": (
         "simckpt follows no symbolic link out of a store: what belongs there is not read, and nothing is written there",
@@ -224,7 +228,8 @@ _TEXTS = {
     ),
     "run record": (
         "the run cannot be started, listed or branched, and nothing in the store is pruned; its checkpoints are whole",
-        "`simckpt check --repair` makes it anew from the records of its checkpoints and starts, where these tell all",
+        "`simckpt check --repair` brings it back from the archive, or makes it anew from its checkpoints and starts, "
+        "where these tell all",
     ),
     "commit record": (
         "what the checkpoint is, and what it descends from, is not known, and no segment of the store is freed",
@@ -233,7 +238,7 @@ _TEXTS = {
     "index": ("where the checkpoint's arrays lie is not known, and no segment of the store is freed", _REPAIR),
     "leaves": ("these arrays are not what was saved; all others of the checkpoint are", _REPAIR),
     "rest": (
-        "the checkpoint restores bit for bit; viewers of HDF5 may fail",
+        "the checkpoint restores bit for bit; viewers of HDF5 may fail, and no archive takes a copy of it",
         "nothing need be done; a checkpoint saved later takes its place",
     ),
     "structure": ("the checkpoint restores bit for bit; viewers of HDF5 show something else", "report it to simckpt"),
@@ -244,11 +249,13 @@ _TEXTS = {
     ),
     "start": (
         "checkpoints restore bit for bit; hyperparameters, git and device of those that this start saved are not known",
-        "`simckpt check --repair` puts it aside; the next start of the same content writes it again",
+        "`simckpt check --repair` brings it back from the archive, or puts it aside; the next start of the same "
+        "content writes it again",
     ),
     "mark": (
         "a tag or a pin says all by being there; later metrics are not known",
-        "`simckpt check --repair` writes a tag or a pin again, and puts metrics aside: add them again",
+        "`simckpt check --repair` writes a tag or a pin again; metrics it brings back from the archive, or puts aside, "
+        "to be added again",
     ),
     "job": ("nothing: its save has ended", "`simckpt check --repair` puts it aside"),
     "archive": (
@@ -256,6 +263,10 @@ _TEXTS = {
         "`simckpt archive` finds out again; a checkpoint whose state is in the archive alone comes back from there",
     ),
     "claim": ("who writes the run is not known; it can be claimed after 600 s of silence", "stop the run's writer"),
+    "session": (
+        "these rows, or the states in this snapshot, cannot be read; all else of the session can, and all checkpoints",
+        "put a copy of the file back, if there is one; `simckpt check --repair` leaves it alone",
+    ),
     "lineage": ("what descends from what is not known beyond this place; each checkpoint restores by its id", ""),
 }
 

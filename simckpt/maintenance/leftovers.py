@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 from simckpt.errors import StoreError
 from simckpt.maintenance.findings import DAMAGE, FOREIGN, LEFTOVER, QUARANTINED, UNCHECKED, Notes, problem
-from simckpt.maintenance.recording import listed, size_of
-from simckpt.storage import StoreFiles, names, processes, quarantine, segments, usage, work
+from simckpt.maintenance.recording import listed
+from simckpt.storage import StoreFiles, names, processes, quarantine, reader, segments, usage, work
 
 _FREE = "`simckpt compact` frees it, if what it was made for was pruned or has failed; `--unknown` in any case"
 
@@ -25,7 +25,7 @@ def examine_work(store: StoreFiles, notes: Notes) -> None:
             with contextlib.suppress(OSError):
                 alive = time.time() - path.lstat().st_mtime < work.UNKNOWN_AGE
         if alive is False and os.path.lexists(path):
-            size = size_of(path)
+            size = reader.size_of(path)
             notes.add(LEFTOVER, "work", f"tmp/{path.name}", "was left by a process that is gone", size=size)
 
 
@@ -71,10 +71,11 @@ def examine_segment_files(store: StoreFiles, there: Collection[str], used: Colle
         path = store.path / segments.FOLDER / segments.file_name(identity)
         if path.exists():
             where = f"{segments.FOLDER}/{path.name}"
-            notes.add(LEFTOVER, "unused segment", where, "no checkpoint refers to it", size=size_of(path), advice=_FREE)
+            size = reader.size_of(path)
+            notes.add(LEFTOVER, "unused segment", where, "no checkpoint refers to it", size=size, advice=_FREE)
     for name in listed(store, (segments.TRASH,), notes) or []:
         where = f"{segments.TRASH}/{name}"
-        notes.add(LEFTOVER, "trash", where, "is on its way out", size=size_of(store.path / where))
+        notes.add(LEFTOVER, "trash", where, "is on its way out", size=reader.size_of(store.path / where))
 
 
 def examine_quarantine(store: StoreFiles, notes: Notes) -> None:
@@ -86,4 +87,4 @@ def examine_quarantine(store: StoreFiles, notes: Notes) -> None:
         )
         path = f"{quarantine.FOLDER}/{where}"
         text = "was damaged and put aside by a repair"
-        notes.add(QUARANTINED, "quarantine", path, text, size=size_of(store.path / path), advice=advice)
+        notes.add(QUARANTINED, "quarantine", path, text, size=reader.size_of(store.path / path), advice=advice)

@@ -103,9 +103,13 @@ def rebuilt_index(store: StoreFiles, run: str, seq: int, name: str = index.INDEX
             data = _listing(store, run, seq, folder)
             return data if _is(data, wanted) else None
         state = store.state_file_of(run, seq, name)
-        found = hdf5_reader.describe(folder / state)
-        with reader.opened_file(folder, state) as descriptor:
-            for leaves, known in _candidates(store, descriptor, found, state):
+        with hdf5_reader.Reader() as files, reader.opened_file(folder, state) as descriptor:
+            found = files.describe_opened(descriptor, path=folder / state)
+            record = store.commit_record(run, seq)
+            count = record.shards if isinstance(record, CommitRecord) else 0
+            others = [shard.state_file for shard in shards_of(count) if shard.state_file != state]
+            trees = _Trees(files, folder, others)
+            for leaves, known in _candidates(store, files, descriptor, found, state, trees):
                 data = index.seal_index(leaves, known)
                 if _is(data, wanted):
                     return data
@@ -138,17 +142,48 @@ def _listing(store: StoreFiles, run: str, seq: int, folder: Path) -> bytes:
     return Listing(tuple(states), tuple(indexes), tuple(used)).to_bytes()
 
 
+class _Trees:
+    """The structures of components that several ranks share, which one of them has written."""
+
+    def __init__(self, files: hdf5_reader.Reader, folder: Path, states: list[str]) -> None:
+        self._files = files
+        self._folder = folder
+        self._states = states
+
+    def of(self, components: set[str]) -> dict[str, bytes]:
+        """Returns {component: its structure} of those that can be found."""
+        found: dict[str, bytes] = {}
+        for state in self._states:
+            if components <= found.keys():
+                break
+            with contextlib.suppress(StoreError, OSError), reader.opened_file(self._folder, state) as descriptor:
+                there = self._files.describe_opened(descriptor, path=self._folder / state).datasets
+                for component in components - found.keys():
+                    tree = there.get(f"{names.encode_part(component)}/{names.STRUCTURE}")
+                    if tree is not None:
+                        found[component] = _bytes(descriptor, tree.offset, tree.size)
+        return found
+
+
 def _candidates(
-    store: StoreFiles, descriptor: int, found: Description, state: str
+    store: StoreFiles,
+    files: hdf5_reader.Reader,
+    descriptor: int,
+    found: Description,
+    state: str,
+    elsewhere: _Trees,
 ) -> Iterator[tuple[list[LeafRecord], dict[str, SegmentRecord]]]:
     """Yields the leaves of a file in the orders that their index may have had, and the segments they lie in."""
     known: dict[str, SegmentRecord] = {}
     described: dict[str, Description] = {}
-    leaves = [_leaf(store, descriptor, dataset, state, known, described) for dataset in found.datasets.values()]
-    trees = {leaf.component: _bytes(descriptor, leaf) for leaf in leaves if leaf.key == names.STRUCTURE}
-    components = sorted(leaves, key=lambda leaf: leaf.offset or 0)
-    order = [leaf.component for leaf in components if leaf.key == names.STRUCTURE]
-    # the structure names the leaves in the order in which they were collected; another rank may have it
+    leaves = [_leaf(store, files, descriptor, each, state, known, described) for each in found.datasets.values()]
+    in_file = sorted((leaf for leaf in leaves if leaf.offset is not None), key=lambda leaf: leaf.offset or 0)
+    trees = {
+        leaf.component: _bytes(descriptor, leaf.offset, leaf.size) for leaf in in_file if leaf.key == names.STRUCTURE
+    }
+    trees |= elsewhere.of({leaf.component for leaf in leaves} - trees.keys())
+    order = list(dict.fromkeys(leaf.component for leaf in [*in_file, *leaves]))
+    # the structure names the leaves in the order in which they were collected
     if all(leaf.component in trees for leaf in leaves):
         yield (
             sorted(
@@ -161,12 +196,13 @@ def _candidates(
             ),
             known,
         )
-    if not any(leaf.offset is None for leaf in leaves):
-        yield components, known
+    if len(in_file) == len(leaves):
+        yield in_file, known
 
 
 def _leaf(
     store: StoreFiles,
+    files: hdf5_reader.Reader,
     descriptor: int,
     dataset: Dataset,
     state: str,
@@ -197,7 +233,7 @@ def _leaf(
         return replace(leaf, digest=_digest(descriptor, [(offset, offset + dataset.size)]))
     pieces = []
     for source in dataset.sources:
-        _describe_segment(store, source.segment, known, described)
+        _describe_segment(store, files, source.segment, known, described)
         there = described[source.segment].datasets.get(source.path.lstrip("/"))
         if there is None or there.offset is None or not there.shape:
             raise FormatError(f"segment {source.segment} has no rows {source.path}: it is another one")
@@ -208,12 +244,16 @@ def _leaf(
 
 
 def _describe_segment(
-    store: StoreFiles, identity: str, known: dict[str, SegmentRecord], described: dict[str, Description]
+    store: StoreFiles,
+    files: hdf5_reader.Reader,
+    identity: str,
+    known: dict[str, SegmentRecord],
+    described: dict[str, Description],
 ) -> None:
     if identity in known:
         return
     with segments.opened(store.path, identity) as descriptor:
-        found = described[identity] = hdf5_reader.describe_opened(descriptor, path=identity)
+        found = described[identity] = files.describe_opened(descriptor, path=identity)
         size, position, spans = os.fstat(descriptor).st_size, 0, []
         places = sorted((each.offset, each.offset + each.size) for each in found.datasets.values() if each.offset)
         for start, stop in [*places, (size, size)]:
@@ -232,7 +272,7 @@ def _digest(descriptor: int, spans: list[tuple[int, int]]) -> str:
     return hasher.digest()
 
 
-def _bytes(descriptor: int, leaf: LeafRecord) -> bytes:
-    data = bytearray(min(leaf.size, _LIMIT))
-    reader.read_into(descriptor, memoryview(data), leaf.offset or 0)
+def _bytes(descriptor: int, offset: int | None, size: int) -> bytes:
+    data = bytearray(min(size, _LIMIT))
+    reader.read_into(descriptor, memoryview(data), offset or 0)
     return bytes(data)

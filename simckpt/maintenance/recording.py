@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -283,7 +282,7 @@ def _examine_commits(store: StoreFiles, run: Run, notes: Notes) -> None:
         folder = folder_of(run.name, tombstone.seq)
         left = [name for name in _entries(store, folder.split("/"), notes) if name != COMMIT_FILE]
         for name in left:
-            size = size_of(store.path / folder / name)
+            size = reader.size_of(store.path / folder / name)
             notes.add(LEFTOVER, "pruned", f"{folder}/{name}", "lies beside a tombstone", run=run.name, size=size)
 
 
@@ -318,17 +317,6 @@ def _belongs(store: StoreFiles, where: str, record: CommitRecord | TombstoneReco
     except StoreError:
         return False
     return isinstance(record, CommitRecord) and digests.matches(data, record.file(name).digest)
-
-
-def size_of(path: os.PathLike[str]) -> int:
-    """Returns the size of a file, or of all files below a folder [bytes]; what vanishes meanwhile counts nothing."""
-    with contextlib.suppress(OSError):
-        status = os.lstat(path)
-        if not stat.S_ISDIR(status.st_mode):
-            return status.st_size
-        with os.scandir(path) as entries:
-            return sum(size_of(entry) for entry in entries)
-    return 0
 
 
 def _examine_starts(store: StoreFiles, run: Run, notes: Notes) -> None:

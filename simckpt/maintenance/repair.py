@@ -5,6 +5,7 @@ Nothing is removed, and nothing guessed. A repair can be interrupted at any poin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from simckpt.archive import Archive
+from simckpt.archive.mending import belongs
 from simckpt.errors import (
     ArchiveDamagedError,
     ArchiveUnavailableError,
     CheckpointNotFoundError,
     DamagedError,
+    FormatError,
     RunLockedError,
     SimckptError,
     StorageError,
@@ -27,10 +30,24 @@ from simckpt.maintenance.check import Scope, Tell, check, opened
 from simckpt.maintenance.findings import OUT_OF_PLACE, Affected, Finding, Report
 from simckpt.maintenance.lineage import MISSING
 from simckpt.maintenance.rebuilding import rebuilt_index, rebuilt_run
-from simckpt.storage import CommitRecord, StoreFiles, archived, claims, index, marks, names, quarantine, usage
+from simckpt.storage import (
+    CommitRecord,
+    RunRecord,
+    StoreFiles,
+    archived,
+    claims,
+    index,
+    marks,
+    names,
+    quarantine,
+    usage,
+)
 from simckpt.storage.records import SHARDS_FILE
+from simckpt.storage.run_records import parse_run
+from simckpt.storage.store_reader import RUN_FILE
 
-_LEFT = ("rest", "segment rest", "structure", "claim", "archive")  # kinds of damage
+_LEFT = ("rest", "segment rest", "structure", "claim", "archive", "session")  # kinds of damage
+_BACK = "comes back from the archive"
 _OF_FILES = ("commit record", "index", "leaves", "rest", "structure", "segment", "segment rest")
 
 
@@ -74,6 +91,8 @@ class Repair:
         return tuple(finding for finding in self.before.damage if self._stays(finding))
 
     def _stays(self, finding: Finding) -> bool:
+        if any((each.path, each.text) == (finding.path, _BACK) and not each.problem for each in self.actions):
+            return False
         if finding.kind == "start":
             return bool(finding.affected)  # until a start of the same content writes it again
         moved = [action.path for action in self.actions if not action.problem]
@@ -164,7 +183,7 @@ def _fetched(store: StoreFiles, report: Report, *, dry_run: bool) -> dict[tuple[
         if problem:
             held[run, seq] = Action(where, "is left alone", problem=problem)
         else:
-            held[run, seq] = Action(where, "comes back from the archive", done=not dry_run)
+            held[run, seq] = Action(where, _BACK, done=not dry_run)
     return held
 
 
@@ -207,6 +226,8 @@ class _Repairer:
         ] = {}  # {checkpoint whose index is made anew: its segments}
         self._gone: set[tuple[str, int]] = set()  # those that are, or would be, in quarantine
         self._remade: set[str] = set()  # runs whose record is, or would be, good again
+        self._archive: Archive | None = None
+        self._silent = ""  # why the archive cannot be asked
 
     def actions(self) -> Iterator[Action]:
         for finding in self._report.findings:
@@ -224,6 +245,9 @@ class _Repairer:
         for finding in self._of("segment"):
             yield from self._put_segment_aside(finding)
         for finding in (*self._of("start"), *self._of("job")):
+            if finding.kind == "start" and (action := self._small_back(finding)) is not None:
+                yield action
+                continue
             is_gone = any(finding.path.startswith(f"{_folder(run, seq)}/") for run, seq in self._gone)
             if not is_gone and os.path.lexists(self._store.path / finding.path):
                 yield self._put_aside(finding.path)
@@ -270,12 +294,52 @@ class _Repairer:
 
     def _rewrite_run(self, finding: Finding) -> Action:
         assert finding.run is not None
-        text = "is made anew from the run's checkpoints and starts"
-        record, problem = rebuilt_run(self._store, finding.run)
+        record, unreachable = self._run_in_archive(finding.run)
+        text, problem = _BACK, ""
         if record is None:
-            return Action(finding.path, text, problem=problem)
+            text = "is made anew from the run's checkpoints and starts"
+            record, problem = rebuilt_run(self._store, finding.run)
+        if record is None:
+            return Action(finding.path, text, problem="; ".join(filter(None, (problem, unreachable))))
         self._remade.add(finding.run)
         return self._do(finding.path, text, lambda: self._store.rewrite_run(record), claiming=finding.run)
+
+    def _run_in_archive(self, run: str) -> tuple[RunRecord | None, str]:
+        """Returns the record of a run as the archive has it, or None, and why the archive cannot be asked."""
+        data, unreachable = self._asked(run, RUN_FILE)
+        with contextlib.suppress(StoreError):
+            record = None if data is None else parse_run(data, f"the archive's {RUN_FILE} of run {run!r}")
+            if record is not None and record.name == run and belongs(self._store, record):
+                return record, ""
+        return None, unreachable
+
+    def _small_back(self, finding: Finding) -> Action | None:
+        """Brings a start or a mark back from the archive, or returns None."""
+        assert finding.run is not None
+        run, file = finding.run, finding.path.split("/", 2)[2]
+        data, _ = self._asked(run, file)
+        with contextlib.suppress(DamagedError, FormatError):
+            if data is not None:
+                self._store.check_small(run, file, data)
+                return self._do(finding.path, _BACK, functools.partial(self._take_back, run, file, data))
+        return None
+
+    def _take_back(self, run: str, file: str, data: bytes) -> None:
+        self._store.put_aside(f"runs/{run}/{file}")
+        self._store.take_small(run, file, data)
+
+    def _asked(self, run: str, file: str) -> tuple[bytes | None, str]:
+        """Returns what the archive has of a small file, if it has one and can be asked, and why it cannot be."""
+        if not _has_archive(self._store) or self._silent:
+            return None, self._silent
+        try:
+            self._archive = self._archive or Archive(self._store)
+            return self._archive.small_file(run, file), ""
+        except (ArchiveDamagedError, CheckpointNotFoundError):
+            return None, ""
+        except SimckptError as error:
+            self._silent = f"the archive cannot be asked: {error}"
+            return None, self._silent
 
     def _rewrite_index(self, finding: Finding) -> Iterator[Action]:
         (told,) = finding.affected
@@ -389,7 +453,7 @@ class _Repairer:
         assert finding.run is not None
         *_, checkpoint, name = finding.path.split("/")
         if marks.has_content(name):
-            return self._put_aside(finding.path)
+            return self._small_back(finding) or self._put_aside(finding.path)
         run = finding.run
         return self._do(finding.path, "is written again", lambda: self._store.rewrite_mark(run, checkpoint, name))
 

@@ -1,7 +1,7 @@
 """Compares what HDF5's own metadata says of a file with the index: viewers must see what a restore reads.
 
 The digests prove already that these bytes are those that were written; this proves that what was written says the same
-twice. It takes a process for each file that differs from the others in its metadata.
+twice. It takes a fork of a process for each file that differs from the others in its metadata.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from simckpt.storage.hdf5_reader import Dataset, Description
 class Structures:
     """Describes the files of a store; files of the same metadata are described once."""
 
-    def __init__(self, store: StoreFiles) -> None:
+    def __init__(self, store: StoreFiles, files: hdf5_reader.Reader) -> None:
         self._store = store
+        self._files = files
         self._known: dict[tuple[int, str], Description] = {}
 
     def examine(self, run: str, index: Index, notes: Notes) -> None:
@@ -36,7 +37,7 @@ class Structures:
                 if key not in self._known:
                     if any(leaf.pieces for leaf in leaves):
                         self._known.clear()  # no other one has the same sources
-                    self._known[key] = hdf5_reader.describe(self._store.path / where)
+                    self._known[key] = self._files.describe(self._store.path / where)
                 found = list(_differences(self._known[key], leaves, index))
             except FileNotFoundError:
                 continue

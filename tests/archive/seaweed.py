@@ -37,6 +37,7 @@ class Seaweed:
         master, volume, filer, s3 = _free_ports(4)
         self._ports = {"master": master, "volume": volume, "filer": filer, "s3": s3}
         self.endpoint = f"http://127.0.0.1:{s3}"
+        self.filer = f"127.0.0.1:{filer}.{filer + 1}"  # as weed's own programs name it
 
     def environment(self) -> dict[str, str]:
         return {
@@ -103,9 +104,8 @@ class Seaweed:
     def _make_bucket(self) -> None:
         command = f"s3.bucket.create -name {BUCKET}\n".encode()
         master = f"127.0.0.1:{self._ports['master']}.{self._ports['master'] + 1}"
-        filer = f"127.0.0.1:{self._ports['filer']}.{self._ports['filer'] + 1}"
         subprocess.run(
-            [str(weed()), "shell", f"-master={master}", f"-filer={filer}"],
+            [str(weed()), "shell", f"-master={master}", f"-filer={self.filer}"],
             input=command,
             capture_output=True,
             timeout=30,

@@ -4,14 +4,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from archive_helpers import RUN, archive, assert_restores, filled, kept_aside
-from storage_helpers import snapshot
+from archive_helpers import RUN, add, archive, assert_restores, filled, kept_aside
+from log_helpers import state
+from storage_helpers import run_record, snapshot
 
 import simckpt
-from simckpt.errors import CheckpointNotFoundError, StorageError
-from simckpt.maintenance.check import Scope
+from simckpt.archive.transfer import push
+from simckpt.errors import CheckpointNotFoundError, DamagedError, StorageError
+from simckpt.maintenance.check import Scope, check
 from simckpt.maintenance.repair import repair
-from simckpt.storage import StoreFiles, TombstoneRecord
+from simckpt.storage import BranchRecord, CommitDraft, StartRecord, StoreFiles, TombstoneRecord
 
 PLAIN = Scope(structure=False)
 STATES = 3
@@ -171,3 +173,84 @@ def test_only_what_is_damaged_is_asked_for(files):
     assert "quarantine" in text
     assert simckpt.Store(files.path).check()
     assert not isinstance(files.commit_record(RUN, 2), TombstoneRecord)
+
+
+@pytest.fixture
+def branched(tmp_path):
+    """A run with later metrics and a start, and a branch of it, of whose record nothing else says all; archived."""
+    files, log = filled(tmp_path / "store", 2)
+    record = files.commit_record(RUN, 1)
+    origin = BranchRecord(RUN, 1, record.step, {"learning_rate": 1e-4})
+    files.write_run("trial", run_record("trial", id="b" * 32, origin=record.id, branch=origin))
+    start = files.write_start("trial", StartRecord(1.8e9, {"learning_rate": 1e-4}, "e", None, {"simckpt": "0"}, "here"))
+    log.add(10)
+    files.commit("trial", CommitDraft(record.id, 15, start=start), state(log))
+    files.add_metrics("trial", 1, {"eval/return": 5.0})
+    archive(files, tmp_path / "archive", STATES).move()
+    return files
+
+
+SMALL = [f"runs/{RUN}/run.json", "runs/trial/run.json", "runs/trial/starts/*.json", "runs/trial/marks/*/metrics-1"]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone", "empty"])
+@pytest.mark.parametrize("pattern", SMALL)
+def test_records_beside_the_checkpoints_come_back_from_the_archive(branched, pattern, damage):
+    root = branched.path
+    (path,) = root.glob(pattern)
+    if damage == "gone" and "marks" in pattern:
+        pytest.skip("a mark that is gone was removed")
+    originals = snapshot(root)
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty" else bytes([data ^ 1 for data in path.read_bytes()]))
+    assert repaired(branched) == [(str(path.relative_to(root)), "comes back from the archive")]
+    assert {name: data for name, data in snapshot(root).items() if not name.startswith("quarantine/")} == originals
+    assert len([path for path in root.glob("quarantine/**/*") if path.is_file()]) == (damage != "gone")
+    assert check(root, PLAIN)
+
+
+def test_the_record_of_another_run_in_the_archive_is_not_taken(branched, tmp_path):
+    path = branched.path / "runs/trial/run.json"
+    path.unlink()
+    there = tmp_path / "archive/runs/trial/run.json"
+    there.write_bytes(run_record("trial", id="c" * 32).to_bytes())
+    ((_, text),) = [each for each in repaired(branched) if each[0] == "runs/trial/run.json"]
+    assert text == "is made anew from the run's checkpoints and starts"
+    assert not path.exists()
+
+
+def test_a_lost_record_says_that_an_archive_out_of_reach_may_have_it(branched, tmp_path):
+    (branched.path / "runs/trial/run.json").unlink()
+    (tmp_path / "archive").rename(tmp_path / "moved")
+    (action,) = repair(branched.path, scope=PLAIN).actions
+    assert "the archive cannot be asked" in action.problem
+    assert "is it mounted" in action.problem
+    (tmp_path / "moved").rename(tmp_path / "archive")
+    assert repair(branched.path, scope=PLAIN)
+    assert check(branched.path, PLAIN)
+
+
+def test_a_checkpoint_damaged_outside_of_its_arrays_is_told_to_have_no_copy(tmp_path):
+    files, log = filled(tmp_path / "store", 1)
+    path = folder(files, 1) / "state.h5"
+    data = bytearray(path.read_bytes())
+    data[24] ^= 1  # in HDF5's own head
+    path.write_bytes(data)
+    assert_restores(files, 1)
+    with files.claim(RUN):
+        add(files, log, 2)
+    record = files.commit_record(RUN, 1)
+    moved = archive(files, tmp_path / "archive", STATES).move()
+    (problem,) = moved.problems
+    assert f"checkpoint {record.id}" in problem
+    assert "no copy of it in the archive, nor will be" in problem
+    assert moved.archived == [files.commit_record(RUN, 2).id]
+    (finding,) = check(files.path, PLAIN).damage
+    assert (finding.kind, "no archive takes a copy of it" in finding.meaning) == ("rest", True)
+    with pytest.raises(DamagedError, match="state"):
+        push(files, RUN, tmp_path / "place")
+    # all others were brought
+    assert (tmp_path / f"place/runs/{RUN}/checkpoints/00000002/commit.json").exists()
+    assert not (tmp_path / f"place/runs/{RUN}/checkpoints/00000001/commit.json").exists()

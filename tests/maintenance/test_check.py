@@ -291,3 +291,14 @@ def test_the_door_of_a_store(store):
     report = simckpt.Store(store.path).check(quick=True, part=(1, 1))
     assert report
     assert report.as_json()["ok"] is True
+
+
+def test_an_announcement_that_is_gone_is_no_damage(store):
+    """A prune on a full disk removes it where the index can be read: then it says nothing that is not said there."""
+    before = check(store.path, PLAIN)
+    path = file_of(store, "job")
+    path.unlink()
+    after = check(store.path, PLAIN)
+    assert after
+    assert after.findings == before.findings
+    assert after.counts.records == before.counts.records - 1

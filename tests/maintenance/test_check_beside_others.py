@@ -13,7 +13,7 @@ from storage_helpers import ReadOnlyDisk, run_record
 
 from simckpt.maintenance import check as check_module
 from simckpt.maintenance.check import Scope, check
-from simckpt.storage import StoreFiles
+from simckpt.storage import StoreFiles, hdf5_reader
 
 WRITER = """
 import sys
@@ -89,7 +89,8 @@ def test_a_check_changes_nothing_and_needs_no_permission_to(store):
     for path in (store.path, *store.path.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     try:
-        report = check_module._Check(StoreFiles.open(store.path, disk=ReadOnlyDisk()), PLAIN, None).run()
+        with hdf5_reader.Reader() as files:
+            report = check_module._Check(StoreFiles.open(store.path, disk=ReadOnlyDisk()), PLAIN, None, files).run()
     finally:
         for path in (store.path, *store.path.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)

@@ -2,12 +2,14 @@
 
 import json
 import os
+import warnings
 
 import pytest
 from maintenance_helpers import RUN, everything, file_of, flip, place_of
 from typer.testing import CliRunner
 
-from simckpt.cli import app
+from simckpt.cli import app, application
+from simckpt.errors import DamageWarning
 
 
 def run(*arguments: object):
@@ -91,3 +93,11 @@ def test_a_check_in_pieces_says_what_is_left(store):
 def test_names_in_a_store_cannot_write_to_the_terminal(store):
     (store.path / "bell\x07\x1b[31m").write_text("x")
     assert "\x1b" not in run(store.path, "--quick").output
+
+
+def test_warnings_of_commands_are_their_text_alone():
+    before = warnings.formatwarning
+    with application.readable_errors():
+        told = warnings.formatwarning(DamageWarning("number 5\x1b was passed over"), DamageWarning, "marking.py", 82)
+        assert told == "simckpt: warning: number 5\\x1b was passed over\n"
+    assert warnings.formatwarning is before
