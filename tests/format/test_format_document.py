@@ -8,6 +8,7 @@ import simckpt.storage
 from simckpt.storage import claims, preparing, records, sealed, starts, unchanged, work
 
 DOCUMENT = (Path(simckpt.storage.__file__).parent / "FORMAT.md").read_text()
+RANKS = Path(__file__).parent / "golden_ranks"
 GOLDEN = Path(__file__).parent / "golden" / f"v{sealed.VERSION[0]}.{sealed.VERSION[1]}"
 
 
@@ -49,3 +50,72 @@ def test_the_numbers_are_those_of_the_code():
     assert f"at most {starts.START_LIMIT >> 20} MB" in DOCUMENT
     assert work.UNKNOWN_AGE == 86_400
     assert "swept after a day" in DOCUMENT
+
+
+def blocks(language: str) -> list[str]:
+    """The examples in fences of a language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
+    return [block for named, block in found if named == language]
+
+
+def test_what_several_ranks_and_archives_add_has_the_keys_of_real_records():
+    (listing,) = [json.loads(block) for block in blocks("") if '"simckpt shards"' in block]
+    real = json.loads(next(RANKS.rglob("shards.json")).read_bytes())
+    assert list(listing) == list(real)
+    assert {key for line in listing["shards"] for key in line} == {key for line in real["shards"] for key in line}
+    for file in ("state", "leaves"):
+        assert listing["shards"][0][file].keys() == real["shards"][0][file].keys()
+    (lines,) = [block for block in blocks("") if '"simckpt archived"' in block]
+    told = {line.split()[0]: re.findall(r'"([a-z_]+)"(?=[,:}])', line) for line in lines.splitlines()}
+    archive = json.loads((RANKS / "store/archive/archive.json").read_bytes())
+    archived = json.loads(next(RANKS.glob("store/runs/*/archived/*")).read_bytes())
+    assert told["archive/archive.json"] == list(archive)
+    assert told["archived/<seq>.json"] == list(archived)
+    assert json.loads((RANKS / "archive/store.json").read_bytes())["archive_of"]
+
+
+def layout() -> dict[str, re.Pattern[str]]:
+    """{line of the layout: pattern of the paths that it describes}."""
+    (block,) = [each for each in blocks("") if each.startswith("<store>/")]
+    found, folder = {}, ""
+    for line in block.splitlines()[1:]:
+        name = line.split("  ")[1] if line.startswith("  ") and not line.startswith("   ") else line.split()[0]
+        name = name.strip().split("  ")[0]
+        if line.startswith("      "):
+            name = folder + name
+        elif name.endswith("/"):
+            folder = name
+        pattern = re.escape(name)
+        for word, meaning in WORDS.items():
+            pattern = pattern.replace(re.escape(word), meaning)
+        found[name] = re.compile(pattern + ("[^/]+" if name.endswith("/") else ""))
+    return found
+
+
+WORDS = {
+    "<run>": "[^/]+",
+    "<seq>": "[0-9]{8}",
+    "<id>": "[0-9a-f]{32}",
+    "<checkpoint id>": "[0-9a-f]{32}",
+    "<rank>": "[0-9]{5}",
+    "<n>": "[0-9]{5}",
+    "<r>": "[0-9]{5}",
+    "<path>": ".+",
+    "<8 digits>": "[0-9]{8}",
+}
+# what lives no longer than a process or a step; recordings, which have tests of their own
+PASSING = ("runs/<run>/writer/", "archive/writer/", "sessions/", "trash/<id>.<8 digits>.h5", "tmp/")
+
+
+def test_every_file_of_the_golden_stores_is_in_the_layout():
+    known, seen = layout(), set()
+    roots = [*(Path(__file__).parent / "golden").iterdir(), RANKS / "store", RANKS / "archive"]
+    for root in roots:
+        for path in filter(Path.is_file, root.rglob("*")):
+            name = path.relative_to(root).as_posix()
+            if name != "exported.h5":
+                matching = {line for line, pattern in known.items() if pattern.fullmatch(name)}
+                assert matching, f"{root.name}: {name}"
+                seen |= matching
+    folders = {line for line in known if any(other != line and other.startswith(line) for other in known)}
+    assert [line for line in known.keys() - seen - folders if not line.startswith(PASSING)] == []
