@@ -90,6 +90,7 @@ class Run:
                 warnings.warn(message, UpkeepWarning, stacklevel=2)
             finally:
                 self._claim = None
+                self.ranks.leave()
 
     def log(self, event: str, **facts: Any) -> None:
         """Adds a line to the run's log for people. A log that cannot be written ends in an `UpkeepWarning` alone.
@@ -162,7 +163,7 @@ class Run:
             ConfigurationError: values that contradict the run or other ranks, all of them; or that JSON cannot hold.
         """
         claim = self._require_claim()
-
+        self.ranks.at("Run.configure")
         given, known = self.ranks.each(lambda: configuration.given_values(args, free, defaults))
         allowed = set(free)
         of_ranks = self.ranks.gather(given)
@@ -171,9 +172,8 @@ class Run:
         self._in_force, self._start = merged, None
         if is_first:
             self.record = replace(self.record, hyperparameters=merged)
-        # what a rank has of its own is for the loop alone
-        own = {key: given[key] for key in allowed if not configuration.same_given(key, given, of_ranks[0])}
-        return configuration.with_values(args, {**merged, **own})
+        own = {k: given[k] for k in allowed & given.keys() if not configuration.same_given(k, given, of_ranks[0])}
+        return configuration.with_values(args, {**merged, **own})  # what a rank has of its own is for the loop alone
 
     def _configure(
         self, claim: Held, given: Mapping[str, Any], known: Mapping[str, Any], free: set[str]
@@ -379,7 +379,7 @@ class Run:
         for target in filter(None, self._lineage.values()):
             reasons.setdefault(target, ["the target of a rollback"])
         for name, origin in self._files.origins().items():
-            reasons.setdefault(origin, []).append(f"the origin of run {name!r}")
+            reasons.setdefault(origin, []).append(f"the origin of {name}")
         # a pin is there whatever has happened to the metrics beside it
         for checkpoint, marks in self._files.marks(self.name, damaged={}).items():
             if marks.pinned:
@@ -461,16 +461,18 @@ class Run:
                 (modules, optimizers, schedulers, a GradScaler), and anything else is each rank's own.
             coordination: of several ranks: "barrier", they all save at the same call of `step`; or "independent", each
                 saves when its policy says so, and a step is a checkpoint once all have saved it.
-            timeout: how much longer one of several ranks may take than the others for its part of a save [s].
+            timeout: how much longer one of several ranks may take than the others for its part of a save [s]; to come
+                to a step or a restore at least as long as training's own process group waits.
 
         Raises:
             UnsupportedStateError: a component cannot be captured exactly, by name.
-            ConfigurationError: the run was opened to read, or arguments that make no sense.
+            ConfigurationError: the run was opened to read, or arguments make no sense, or differ between ranks.
             OverrideNotAppliedError: nothing says what holds a hyperparameter that `rollback` changes.
         """
         from simckpt.checkpointer import Checkpointer
 
         claim = self._require_claim()
+        self.ranks.at("Run.checkpointer")
         if self.writer is not None:
             self.writer.close()
         made = Checkpointer(
@@ -489,8 +491,7 @@ class Run:
             coordination=coordination,
             timeout=timeout,
         )
-        # the one made last writes: two would each go on from where the other was not
-        self.writer = made
+        self.writer = made  # the one made last writes: two would each go on from where the other was not
         return made
 
 

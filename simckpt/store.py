@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import platform
@@ -26,7 +25,7 @@ from simckpt.errors import (
     UnsupportedFormatError,
 )
 from simckpt.listing import RunContents, listed, matching
-from simckpt.ranks import ranks_of_program
+from simckpt.ranks import check_names, claimed, ranks_of_program
 from simckpt.run import Run
 from simckpt.storage import Leftovers, RunRecord, StoreFiles
 from simckpt.suggest import nearest
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from simckpt.archive import Archive
     from simckpt.archive.transfer import Transfer
     from simckpt.branching.lineage import Graph
+    from simckpt.hardware.session import Session
     from simckpt.maintenance.findings import Report
     from simckpt.maintenance.repair import Repair
     from simckpt.policies import KeepPolicy
@@ -114,21 +114,22 @@ class Store:
             experiment: an id of your own that groups runs; kept with a new run, and with this start of an old one.
 
         Raises:
-            ConfigurationError: `torchrun` has started several ranks, and there is no process group yet.
+            ConfigurationError: ranks start runs of different names, or are at different calls.
             CoordinationError: not all ranks have called this.
             InvalidNameError: the name cannot be a folder.
             RunLockedError: another process is writing this run, or this one has a checkpointer for it.
         """
         ranks = ranks_of_program()
         own: list[Run] = []
-        ranks.first(lambda: own.append(self._start(name, experiment, ranks)))
         try:
+            check_names(ranks.gather(str(name)))
+            ranks.first(lambda: own.append(self._start(name, experiment, ranks)))
             # the others, which find here what rank 0 has made
-            follow = functools.partial(self._follow, name, ranks)
-            return ranks.each(lambda: own[0] if own else follow())
+            return ranks.each(lambda: own[0] if own else self._follow(name, ranks))
         except BaseException:
             for run in own:
                 run.close()
+            ranks.leave()
             raise
 
     def _start(self, name: str, experiment: str | None, ranks: Ranks) -> Run:
@@ -138,7 +139,7 @@ class Store:
         commit = None if git is None else {"commit": git["commit"], "dirty": git["dirty"]}
         if name not in files.runs():
             self._create(files, name, experiment, commit)
-        claim = files.claim(name)
+        claim = claimed(files, name)
         try:
             run = Run(files, name, claim=claim, ranks=ranks, git=git, experiment=experiment)
             run.log("started", git=commit, versions=dict(provenance.versions()))
@@ -176,6 +177,18 @@ class Store:
     def runs(self) -> list[Run]:
         """Returns every run, to read, in the order of their creation."""
         return sorted((Run(self.files, name) for name in self.files.runs()), key=lambda run: (run.created, run.name))
+
+    def sessions(self) -> list[Session]:
+        """Returns every recording of hardware in the loop, in the order of their beginnings."""
+        from simckpt.hardware.session import sessions
+
+        return sessions(self.files.path)
+
+    def session(self, name: str) -> Session:
+        """Returns the recording of that name; raises SessionNotFoundError if there is none."""
+        from simckpt.hardware.session import session
+
+        return session(self.files.path, name)
 
     def graph(self) -> Graph:
         """Returns the tree of all runs: branches, overrides, steps, metrics, bytes added, rollbacks.
@@ -382,17 +395,18 @@ class Store:
             RunNotFoundError: there is no such run.
             ConflictError: both sides have written to the run since they parted, or it is another run; nothing was
                 changed.
-            DamagedError: a checkpoint is damaged here; those before it were brought.
+            DamagedError: a checkpoint is damaged here; all others were brought.
             ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or does not keep what it gets.
         """
         from simckpt.archive.transfer import push
 
         return push(self.files, run, url, verify=verify)
 
-    def pull(self, url: str | os.PathLike[str], run: str | None = None) -> list[Transfer]:
+    def pull(self, url: str | os.PathLike[str], run: str | None = None, *, verify: bool = False) -> list[Transfer]:
         """Brings a run that was pushed or archived, with those it was branched from, into this store; all if None.
 
-        It keeps its id and those of its checkpoints, so that training goes on with it bit for bit.
+        It keeps its id and those of its checkpoints, so that training goes on with it bit for bit. What is gone or cut
+        here is put right from there; with `verify` all that is here is read, and what is damaged put right.
 
         Raises:
             RunNotFoundError: there is no such run at that place.
@@ -405,7 +419,7 @@ class Store:
         """
         from simckpt.archive.transfer import pull
 
-        return pull(url, self.made(), run)
+        return pull(url, self.made(), run, verify=verify)
 
     def checkpoint(self, address: str) -> Checkpoint:
         """Returns a checkpoint by its id, or by `run`, `run@latest` or `run@<step>`.

@@ -16,6 +16,7 @@ from simckpt.errors import FormatError
 from simckpt.storage import digests, durable, layout
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_COPIED = 1 << 20  # [bytes]
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,19 @@ def chunks_of(data: Bytes) -> Iterator[memoryview]:
     """Yields the bytes of an array in the portions in which they are written."""
     for start in range(0, len(data), durable.CHUNK):
         yield data.data[start : start + durable.CHUNK]
+
+
+def copies_of(data: Bytes) -> Iterator[memoryview]:
+    """Yields the bytes of an array that may change meanwhile: copies, each in the memory of the one before.
+
+    They are short enough to stay in the processor's cache until they are digested and written.
+    """
+    buffer = np.empty(min(len(data), _COPIED), np.uint8)
+    for start in range(0, len(data), _COPIED):
+        part = data[start : start + _COPIED]
+        copy = buffer[: len(part)]
+        np.copyto(copy, part)
+        yield copy.data
 
 
 def flat(array: np.ndarray[Any, Any]) -> Bytes:

@@ -57,6 +57,11 @@ def matches(data: Any, expected: str) -> bool:
     return hasher.digest() == expected
 
 
+def is_own(text: str) -> bool:
+    """Returns whether a digest is by the algorithm that `digest` uses."""
+    return text.startswith(f"{ALGORITHM}:")
+
+
 def check_form(text: str) -> str:
     """Returns `text` if it looks like a digest by an algorithm of any name.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from simckpt.errors import ConfigurationError, ConflictError, ExportNotFoundError, FormatError
+from simckpt.errors import ConfigurationError, ConflictError, ExportNotFoundError, FormatError, StorageError
 from simckpt.storage import durable, hdf5_export, processes, reader, safetensors_export, torch_export
 from simckpt.storage.copying import Source
 
@@ -57,17 +57,40 @@ def write_export(disk: durable.Disk, path: Path, source: Source, *, to: str) -> 
         UnsupportedFormatError: torch is needed and missing.
         StorageFullError, StorageError: the disk refused; there is no file then.
     """
+    with new_file(disk, path) as made:
+        _WRITERS[to](disk, made, source)
+
+
+@contextlib.contextmanager
+def new_file(disk: durable.Disk, path: Path) -> Iterator[Path]:
+    """Yields a hidden path beside `path` to write a file or a folder at, which is given its own name at the end.
+
+    The content has been synced by then. What is left of an attempt that fails is removed; see `write_export`.
+
+    Raises:
+        ConflictError: the path exists: nothing is replaced.
+        StorageError: the disk refused.
+    """
     if os.path.lexists(path):
         raise ConflictError(f"{path} exists already: nothing is replaced")
     _remove_left_over(disk, path.parent)
     made = path.with_name(f".{processes.this_process().token(secrets.token_hex(4))}.tmp")
     try:
-        _WRITERS[to](disk, made, source)
-        if not durable.publish_file(disk, made, path):
+        yield made
+        if made.is_dir():
+            durable.publish_folder(disk, made, path)
+        elif not durable.publish_file(disk, made, path):
             raise ConflictError(f"{path} exists already: nothing is replaced")
     finally:
-        with contextlib.suppress(OSError):
-            disk.unlink(made)
+        with contextlib.suppress(OSError, StorageError):
+            _remove(disk, made)
+
+
+def _remove(disk: durable.Disk, path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        durable.remove_tree(disk, path)
+    else:
+        disk.unlink(path)
 
 
 def _remove_left_over(disk: durable.Disk, folder: Path) -> None:
@@ -75,8 +98,8 @@ def _remove_left_over(disk: durable.Disk, folder: Path) -> None:
         for path in folder.glob(".*.tmp"):
             maker = processes.Process.from_token(path.stem[1:])
             if maker is not None and maker.is_alive() is False:
-                with contextlib.suppress(OSError):
-                    disk.unlink(path)
+                with contextlib.suppress(OSError, StorageError):
+                    _remove(disk, path)
 
 
 def open_export(path: Path) -> Source:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,12 +98,25 @@ def read_index(folder: int, record: CommitRecord, path: Path) -> Index:
 def merged(folder: int, listing: shards.Listing, path: Path) -> tuple[dict[str, LeafRecord], dict[str, SegmentRecord]]:
     """Returns {path: leaf} and {id: segment} of a checkpoint of several ranks, by the indexes of all."""
     merger = shards.Merger()
-    for shard, file in zip(shards_of(len(listing.indexes)), listing.indexes, strict=True):
-        merger.add(read_file(folder, file, path, limit=leaf_index.INDEX_LIMIT), path / file.name, shard)
-    leaves, segments = merger.merged(path)
+    with _uncollected():
+        for shard, file in zip(shards_of(len(listing.indexes)), listing.indexes, strict=True):
+            merger.add(read_file(folder, file, path, limit=leaf_index.INDEX_LIMIT), path / file.name, shard)
+        leaves, segments = merger.merged(path)
     if segments.keys() != set(listing.segments):
         raise FormatError(f"{path / SHARDS_FILE} names other segments than the indexes of the ranks")
     return leaves, segments
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keeps Python's collector from looking again and again through a million new records, none of them garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def read_listing(folder: int, record: CommitRecord, path: Path) -> shards.Listing:

@@ -23,7 +23,7 @@ from simckpt.errors import FormatError
 from simckpt.storage import digests
 from simckpt.storage.image import Image
 
-Attributes = tuple[tuple[str, str], ...]
+Attributes = tuple[tuple[str, str | int], ...]
 
 _ATTRIBUTE_LIMIT = 4000  # [bytes] of one text; HDF5's limit for all attributes of an object header is 64 KB
 _KEPT = 8  # layouts: one for each shape of state that one process alternates between
@@ -251,8 +251,11 @@ class _Writer:
 def _explain(target: Any, attributes: Attributes) -> None:
     # fixed-length texts: those of variable length would need a global heap
     scalar = h5py.h5s.create(h5py.h5s.SCALAR)
-    for name, text in attributes:
-        data = text.encode("utf-8")[:_ATTRIBUTE_LIMIT] or b"\0"
+    for name, value in attributes:
+        if isinstance(value, int):
+            h5py.h5a.create(target, name.encode("utf-8"), h5py.h5t.STD_I64LE, scalar).write(np.array(value, "<i8"))
+            continue
+        data = value.encode("utf-8")[:_ATTRIBUTE_LIMIT] or b"\0"
         kind = h5py.h5t.C_S1.copy()
         kind.set_size(len(data))
         kind.set_strpad(h5py.h5t.STR_NULLPAD)

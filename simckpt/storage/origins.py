@@ -1,8 +1,8 @@
-"""Which checkpoints are the origins of runs, and how a branch and a pruner that meet do not miss each other.
+"""Which checkpoints are the origins of runs and sessions, and how these and a pruner that meet do not miss each other.
 
-A branch writes its record in `tmp/` and then looks whether its origin is there and nobody is about to prune it. A
-pruner announces what it prunes in `tmp/` and then looks who has branched from it, `tmp/` first, for what is written
-there gets its name by one rename. Whichever comes second sees the other, and gives way.
+A branch, or a session, writes its record in `tmp/` and then looks whether its origin is there and nobody is about to
+prune it. A pruner announces what it prunes in `tmp/` and then looks who has branched from it, `tmp/` first, for what is
+written there gets its name by one rename. Whichever comes second sees the other, and gives way.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from simckpt.errors import CheckpointNotFoundError, ConflictError, DamagedError, RunNotFoundError, StoreError
-from simckpt.storage import processes, reader, records, work
+from simckpt.errors import (
+    CheckpointNotFoundError,
+    ConflictError,
+    DamagedError,
+    RunNotFoundError,
+    SessionNotFoundError,
+    StoreError,
+)
+from simckpt.storage import processes, reader, records, sessions, work
 from simckpt.storage.records import CommitRecord
 from simckpt.storage.run_records import RunRecord, parse_run
+from simckpt.storage.session_records import parse_session
 from simckpt.storage.store_reader import RUN_FILE, Stamp, StoreReader, stamp
 
 
@@ -24,6 +32,7 @@ class Origins:
     def __init__(self, store: StoreReader) -> None:
         self._store = store
         self._known: dict[str, tuple[Stamp, str | None]] = {}
+        self._recorded: dict[str, tuple[Stamp, str | None]] = {}
 
     def by_runs(self) -> dict[str, str]:
         """Returns {run: id of the checkpoint that it started from} of those that have one.
@@ -41,13 +50,35 @@ class Origins:
         self._known = found
         return {name: origin for name, (_, origin) in found.items() if origin is not None}
 
+    def by_sessions(self) -> dict[str, str]:
+        """Returns {session: id of the checkpoint that was driving} of those that have one; raises as `by_runs`."""
+        found: dict[str, tuple[Stamp, str | None]] = {}
+        for name in sessions.session_names(self._store.path):
+            with contextlib.suppress(FileNotFoundError, SessionNotFoundError):  # removed since it was listed
+                with reader.opened_folder(self._store.path, sessions.SESSIONS, name) as folder:
+                    now = stamp(folder, sessions.SESSION_FILE)
+                before = self._recorded.get(name)
+                if before and before[0] == now:
+                    found[name] = before
+                else:
+                    origin = sessions.read_session(self._store.path, name).origin
+                    found[name] = (now, None if origin is None else origin.checkpoint)
+        self._recorded = found
+        return {name: origin for name, (_, origin) in found.items() if origin is not None}
+
     def check_unused(self, checkpoint: str) -> None:
-        """Raises ConflictError if a run was branched from the checkpoint of this id, or is being so at this moment.
+        """Raises ConflictError if a run or a session has the checkpoint of this id for its origin, or is about to.
 
         Raises:
             DamagedError, FormatError, StorageError: as `by_runs`.
         """
         for folder in _work_of_the_living(self._store.path):
+            with contextlib.suppress(FileNotFoundError, DamagedError):
+                path = folder / sessions.SESSION_FILE
+                data = reader.read_small(folder, sessions.SESSION_FILE, limit=records.RECORD_LIMIT, path=path)
+                session = parse_session(data, path)
+                if session.origin is not None and session.origin.checkpoint == checkpoint:
+                    raise ConflictError(f"checkpoint {checkpoint} stays: session {session.name!r} begins from it")
             # a record that is not whole yet belongs to a branch that has not looked at its origin yet
             with contextlib.suppress(FileNotFoundError, DamagedError):
                 path = folder / RUN_FILE
@@ -58,6 +89,9 @@ class Origins:
         for name, origin in self.by_runs().items():
             if origin == checkpoint:
                 raise ConflictError(f"checkpoint {checkpoint} stays: run {name!r} was branched from it")
+        for name, origin in self.by_sessions().items():
+            if origin == checkpoint:
+                raise ConflictError(f"checkpoint {checkpoint} stays: it was driving in session {name!r}")
 
     def check_present(self, record: RunRecord) -> None:
         """Raises an error if the origin of a branch is gone, or about to go; its record lies in `tmp/` already.
@@ -67,18 +101,22 @@ class Origins:
             ConflictError: a pruner is at work on it.
             DamagedError, FormatError, StorageError: its record cannot be read.
         """
-        branch = record.branch
-        assert branch is not None
+        assert record.branch is not None
+        assert record.origin is not None
+        self.check_checkpoint(record.origin, record.branch.run, record.branch.seq)
+
+    def check_checkpoint(self, id: str, run: str, seq: int) -> None:
+        """Does what `check_present` does, for any record in `tmp/` that names a checkpoint as its origin."""
         # in this order: an announcement that is gone has become a tombstone, or the pruner has given way
-        busy = _is_being_pruned(self._store.path, branch.run, branch.seq)
-        origin = self._store.commit_record(branch.run, branch.seq)
-        name = f"checkpoint {record.origin} of run {branch.run!r}"
-        if origin.id != record.origin:
-            raise CheckpointNotFoundError(f"{name} is not in the store any longer: commit {branch.seq} is another one")
+        busy = _is_being_pruned(self._store.path, run, seq)
+        origin = self._store.commit_record(run, seq)
+        name = f"checkpoint {id} of run {run!r}"
+        if origin.id != id:
+            raise CheckpointNotFoundError(f"{name} is not in the store any longer: commit {seq} is another one")
         if not isinstance(origin, CommitRecord):
-            raise CheckpointNotFoundError(f"{name} has been pruned and cannot be branched from: {origin.reason}")
+            raise CheckpointNotFoundError(f"{name} has been pruned and cannot be an origin: {origin.reason}")
         if busy:
-            raise ConflictError(f"{name} is being pruned at this moment and cannot be branched from")
+            raise ConflictError(f"{name} is being pruned at this moment and cannot be an origin")
 
 
 def _work_of_the_living(root: Path) -> Iterator[Path]:

@@ -61,6 +61,7 @@ class PrepareJob:
         folder: a new one in `tmp/` to work in, for whoever wants to know where what a killed writer left is; by default
             one is made.
         shard: which of several ranks writes; None for a checkpoint that one process writes alone.
+        lent: whether the arrays lie in memory of the program, of which another of its threads may change them.
     """
 
     root: Path
@@ -72,6 +73,7 @@ class PrepareJob:
     limit: int = MAX_SEGMENTS
     folder: Path | None = None
     shard: Shard | None = None
+    lent: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def write_prepared(
         DamagedError: a segment that was to be merged is damaged.
         InvalidNameError, FormatError: components or leaves that no file can hold.
     """
-    items = state_file.collect(components, shared=job.shard is not None)
+    items = state_file.collect(components, shared=job.shard is not None, lent=job.lent)
     return write_items(disk, job, list(components), items, attributes)
 
 

@@ -119,6 +119,20 @@ def read_whole(descriptor: int, *, limit: int, path: object) -> bytes:
     return bytes(data[:done])
 
 
+def size_of(path: str | os.PathLike[str]) -> int:
+    """Returns what a file, or a folder with all that it holds, weighs [bytes].
+
+    What vanishes meanwhile, or cannot be looked at, weighs nothing: a size is told, and nothing is decided from it.
+    """
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            return status.st_size
+        with os.scandir(path) as entries:
+            return sum(size_of(entry) for entry in entries)
+    return 0
+
+
 def by_file(leaves: Iterable[index.LeafRecord]) -> dict[str, list[index.LeafRecord]]:
     """Returns {file: lines of an index} of what lies in files of the checkpoint's folder."""
     files: dict[str, list[index.LeafRecord]] = {}

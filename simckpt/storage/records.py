@@ -211,7 +211,7 @@ class CommitRecord:
             **feature,
             **_lineage_to_json(self),
             **shards,
-            "files": {file.name: _file_to_json(file) for file in self.files},
+            "files": {file.name: file_to_json(file) for file in self.files},
             "segments": self.segments,
             "size": self.size,
             "duration": float(self.duration),
@@ -375,7 +375,7 @@ def parse_commit(data: bytes, path: object, *, seq: int, run_id: str | None = No
         raise fields.wrong("kind", f"one of {', '.join(KINDS)}")
     if is_tombstone:
         return TombstoneRecord(**common, pruned=fields.time("pruned"), reason=fields.text("reason"))
-    files = _parse_files(fields)
+    files = parse_files(fields)
     count, shards_size = _parse_shards(fields, files)
     old = fields.text("version") == "0.1"  # it knew no segments, sizes and durations
     return CommitRecord(
@@ -407,7 +407,8 @@ def _parse_shards(fields: sealed.Fields, files: tuple[FileRecord, ...]) -> tuple
     return entry.integer("count", minimum=1, maximum=MAX_SHARDS), entry.integer("size")
 
 
-def _parse_files(fields: sealed.Fields) -> tuple[FileRecord, ...]:
+def parse_files(fields: sealed.Fields) -> tuple[FileRecord, ...]:
+    """Returns the files that a record vouches for; raises FormatError."""
     files = []
     entries = fields.object("files")
     for name in entries.content:
@@ -420,7 +421,8 @@ def _parse_files(fields: sealed.Fields) -> tuple[FileRecord, ...]:
     return tuple(files)
 
 
-def _file_to_json(file: FileRecord) -> dict[str, Any]:
+def file_to_json(file: FileRecord) -> dict[str, Any]:
+    """Returns what a record says of one of its files."""
     return {"size": file.size, "digest" if file.covers == "file" else "metadata": file.digest}
 
 

@@ -19,11 +19,12 @@ from simckpt.errors import DamagedError, FormatError, StorageError, UnsupportedF
 from simckpt.storage import digests, names
 
 VERSION = (0, 3)  # of the format that this simckpt writes; it reads every earlier one
-FEATURES = frozenset({"shards"})  # what `requires` may name
+FEATURES = frozenset({"sessions", "shards"})  # what `requires` may name
 LEVELS = 100  # of containers in each other in a typed value; Python's JSON reads about a thousand
 _FIRST_MOMENT, _LAST_MOMENT = -62_135_596_800.0, 253_402_300_799.0  # the years 1 to 9999 [s since 1970]
 _VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 _SEAL = re.compile(rb',\n "digest": "([a-z0-9-]{1,20}:[0-9a-f]{1,128})"\n\}\n\Z')
+_SEAL_SIZE = 200  # [bytes] at the end of a record that may be its seal
 _SPECIAL_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FLOATS = [{"float": name} for name in _SPECIAL_FLOATS]
 
@@ -87,7 +88,7 @@ def parse(data: bytes, path: object) -> Fields:
 
 def check_digest(data: bytes, *, path: object) -> None:
     """Raises DamagedError unless the bytes of a record have the digest at its end."""
-    end = _SEAL.search(data)
+    end = _SEAL.search(data, max(0, len(data) - _SEAL_SIZE))
     if end is None:
         raise DamagedError(f"{path} is damaged: it does not end like a record", path=str(path))
     try:

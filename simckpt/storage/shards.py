@@ -1,7 +1,7 @@
 """Checkpoints of several ranks: `shards.json`, which names their files, and how their indexes become one.
 
 FORMAT.md states the rules. A thousand indexes have a million lines, most of which differ from those of other ranks in
-places and digests alone: these are read without JSON, by a pattern that a line must match to the letter.
+places and digests alone: these are read without JSON, which they must match to the letter.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,14 +28,19 @@ _CUT_AXES = 8  # along which the parts of one leaf may be cut: each doubles the 
 Box = tuple[Any, ...]  # what numpy takes of an array: a slice for each axis
 
 _HEAD = re.compile(rb'\A\{\n "format": "simckpt index",\n "version": "[0-9.]{3,9}",\n "leaves": \[\n')
-_ROW = re.compile(
-    rb'  \{"path": "([ !#-\[\]-~]+)", ("kind": "[ !#-\[\]-~]*", "dtype": "[ !#-\[\]-~]*", "shape": \[[0-9, ]*\], '
-    rb'"stored": "[ !#-\[\]-~]*"), "file": "([!#-\[\]-~]*)", "offset": (null|0|[1-9][0-9]{0,17}), '
-    rb'"size": (0|[1-9][0-9]{0,17}), "digest": "(xxh3-128:[0-9a-f]{32})", "stored_shape": (\[[0-9, ]*\]), '
-    rb'"part": (\[[0-9, ]*\])\}'
+_LINE = (
+    r'  \{"path": "([ !#-\[\]-~]{1,4096})", ("kind": "[ !#-\[\]-~]*", "dtype": "[ !#-\[\]-~]*", "shape": \[[0-9, ]*\], '
+    r'"stored": "[ !#-\[\]-~]*"), "file": "([!#-\[\]-~]*)", "offset": (null|0|[1-9][0-9]{0,17}), '
+    r'"size": (0|[1-9][0-9]{0,17}), "digest": "(xxh3-128:[0-9a-f]{32})"'
 )
+_WHOLE_ROW = re.compile(_LINE + r"\}")
+_PART_ROW = re.compile(_LINE + r', "stored_shape": \[[0-9, ]*\], "part": \[[0-9, ]*\]\}')
+# columns of lines that were separated by what stands at the end of each here, so that none of them can hold it
+_OFFSETS = re.compile(r'(?:offset": (?:null|0|[1-9][0-9]{0,17}),\n)*')
+_DIGESTS = re.compile(r'(?:digest": "xxh3-128:[0-9a-f]{32}",\n)*')
+_NO_OFFSET = 'offset": null'
+_INTEGERS = re.compile(r"\[((0|[1-9][0-9]{0,17})(, (0|[1-9][0-9]{0,17}))*)?\]")
 _part = functools.partial(tuple.__new__, Part)
-_INTEGERS = re.compile(rb"\[((0|[1-9][0-9]{0,17})(, (0|[1-9][0-9]{0,17}))*)?\]")
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,27 @@ class _Fit:
     start: tuple[int, ...]
     characters: tuple[int, ...]
     nbytes: int
-    size: bytes
+    size: str
+
+
+_Fits = dict[tuple[str, str], _Fit]  # by the texts of a shape and a start
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Lines of parts of leaves that earlier lines told of, which the next rank most often has as well.
+
+    Attributes:
+        heads: the lines up to the name of their file.
+        forms: of their leaves.
+        fits: what is known of leaves of the same dtype and shape.
+        paths: of these leaves.
+    """
+
+    heads: list[str]
+    forms: list[_Form]
+    fits: list[_Fits]
+    paths: frozenset[str]
 
 
 @dataclass
@@ -150,8 +176,11 @@ class Merger:
     _whole: dict[str, LeafRecord] = field(default_factory=dict)
     _forms: dict[str, _Form] = field(default_factory=dict)
     _segments: dict[str, SegmentRecord] = field(default_factory=dict)
-    _quick: dict[tuple[bytes, bytes], _Form] = field(default_factory=dict)
-    _fits: dict[tuple[bytes, bytes, bytes], _Fit] = field(default_factory=dict)
+    _plain: dict[str, LeafRecord] = field(default_factory=dict)  # by what lines say of kind, dtype and shape
+    _fits: dict[str, _Fits] = field(default_factory=dict)  # likewise
+    _quick: dict[str, tuple[_Form, _Fits]] = field(default_factory=dict)  # by the head of a line
+    _last: _Known = field(default_factory=lambda: _Known([], [], [], frozenset()))
+    _components: set[str] = field(default_factory=set)
 
     def add(self, data: bytes, path: object, shard: Shard) -> None:
         """Takes the index of one rank.
@@ -172,41 +201,98 @@ class Merger:
                 self._add(leaf, path, shard)
             self._add_segments(segments, path)
             return
-        seen: set[bytes] = set()
-        rank, name = shard.number, shard.state_file
-        file = name.encode()
+        rows, known = self._add_parts(rows, path, shard)
+        seen: set[str] = set()
         for row in rows:
-            match = _ROW.fullmatch(row)
-            if match is None or match[3] != file or (match[1], match[2]) not in self._quick:
-                seen_path = self._add_slowly(row, path, shard).encode()
-            else:
-                # a million times for a thousand ranks: what is the same for many lines is looked at once
-                seen_path, common, _, offset, size, digest, shape, start = match.groups()
-                form = self._quick[seen_path, common]
-                fit = self._fits.get((common, shape, start)) or self._fit(form, (common, shape, start), path)
-                if fit.size != size or (offset == b"null") != (size == b"0") or fit.characters != form.characters:
-                    raise FormatError(
-                        f"{path}: the size or shape of the part of {form.leaf.path!r} does not follow from its dtype"
-                    )
-                place = None if offset == b"null" else int(offset)
-                form.parts.append(
-                    _part((rank, name, place, fit.nbytes, digest.decode(), fit.start, fit.stored_shape, ()))
+            leaf = self._plain_leaf(row, shard) or self._parsed(row, path, shard)
+            if leaf.path in seen or leaf.path in known:
+                raise FormatError(f"{path} lists {leaf.path!r} twice")
+            seen.add(leaf.path)
+            self._add(leaf, path, shard)
+            self._learn(row, leaf)
+
+    def _add_parts(self, rows: list[str], path: object, shard: Shard) -> tuple[list[str], frozenset[str]]:
+        """Takes the lines of parts of leaves that are known; returns the others, and the paths of those leaves.
+
+        There are a million for a thousand ranks: it goes by columns, and what is the same for many is looked at once.
+        """
+        split = [row.partition(', "file": "') for row in rows]
+        found = [each for each in split if each[0] in self._quick]
+        columns = [tail.split(', "') for _, _, tail in found]
+        if not found or {*map(len, columns)} != {6}:
+            return rows, frozenset()
+        files, offsets, sizes, told, shapes, starts = zip(*columns, strict=True)
+        in_order = all(
+            pattern.fullmatch(",\n".join((*column, ""))) for pattern, column in ((_OFFSETS, offsets), (_DIGESTS, told))
+        )
+        if {*files} != {f'{shard.state_file}"'} or not in_order:
+            return rows, frozenset()
+        last = self._know([head for head, _, _ in found], path)
+        keys = zip(shapes, starts, strict=True)
+        fits = [
+            known.get(key) or self._fit(form, known, key, path)
+            for form, known, key in zip(last.forms, last.fits, keys, strict=True)
+        ]
+        empty = [offset == _NO_OFFSET for offset in offsets]
+        for form, fit, size, nothing in zip(last.forms, fits, sizes, empty, strict=True):
+            if fit.size != size or nothing != (not fit.nbytes) or fit.characters != form.characters:
+                raise FormatError(
+                    f"{path}: the size or shape of the part of {form.leaf.path!r} does not follow from its dtype"
                 )
-                form.fits.append(id(fit))
-            if seen_path in seen:
-                raise FormatError(f"{path} lists {seen_path.decode()!r} twice")
-            seen.add(seen_path)
+        rank, name = shard.number, shard.state_file
+        places = [None if offset == _NO_OFFSET else int(offset[9:]) for offset in offsets]
+        for form, fit, place, digest in zip(last.forms, fits, places, told, strict=True):
+            form.parts.append(_part((rank, name, place, fit.nbytes, digest[10:-1], fit.start, fit.stored_shape, ())))
+            form.fits.append(id(fit))
+        others = [row for row, each in zip(rows, split, strict=True) if each[0] not in self._quick]
+        return others, last.paths
 
-    def _add_slowly(self, row: bytes, path: object, shard: Shard) -> str:
-        leaf = index.parse_leaf(sealed.parse(row, path), [], file=shard.state_file)
-        self._add(leaf, path, shard)
-        if leaf.part is not None and (match := _ROW.fullmatch(row)):
-            self._quick[match[1], match[2]] = self._forms[leaf.path]
-        return leaf.path
+    def _know(self, heads: list[str], path: object) -> _Known:
+        if heads != self._last.heads:
+            known = [self._quick[head] for head in heads]
+            paths = frozenset(form.leaf.path for form, _ in known)
+            if len(paths) != len(heads):
+                (twice, _), *_ = Counter(form.leaf.path for form, _ in known).most_common(1)
+                raise FormatError(f"{path} lists {twice!r} twice")
+            self._last = _Known(heads, [form for form, _ in known], [fits for _, fits in known], paths)
+        return self._last
 
-    def _fit(self, form: _Form, key: tuple[bytes, bytes, bytes], path: object) -> _Fit:
+    def _plain_leaf(self, row: str, shard: Shard) -> LeafRecord | None:
+        """Returns the leaf of a line like one that was read before but for path, place and digest, or None."""
+        match = _WHOLE_ROW.fullmatch(row)
+        like = None if match is None else self._plain.get(match[2])
+        if match is None or like is None:
+            return None
+        path, _, file, offset, size, digest = match.groups()
+        fits = file == shard.state_file and size == str(like.size) and (offset == "null") == (like.size == 0)
+        component, _, key = path.partition("/")
+        alike = fits and (key == names.STRUCTURE) == (like.key == names.STRUCTURE)
+        if not alike or component not in self._components or not index.is_path(path):
+            return None  # whoever parses it says why
+        place = None if offset == "null" else int(offset)
+        return LeafRecord(
+            path, like.kind, like.dtype, like.shape, like.stored, like.stored_shape, file, place, like.size, digest
+        )
+
+    def _parsed(self, row: str, path: object, shard: Shard) -> LeafRecord:
+        return index.parse_leaf(sealed.parse(row.encode(), path), [], file=shard.state_file)
+
+    def _learn(self, row: str, leaf: LeafRecord) -> None:
+        """Takes note of a line that was found to be right, so that those like it need less."""
+        self._components.add(leaf.path.partition("/")[0])
+        if leaf.part is None and (match := _WHOLE_ROW.fullmatch(row)):
+            self._plain.setdefault(match[2], leaf)
+        elif leaf.part is not None and (match := _PART_ROW.fullmatch(row)):
+            known = self._fits.setdefault(match[2], {})
+            self._quick[row.partition(', "file": "')[0]] = (self._forms[leaf.path], known)
+
+    def _fit(self, form: _Form, known: _Fits, key: tuple[str, str], path: object) -> _Fit:
         """Returns what follows from the texts of a line, now that it was found to lie within the whole."""
-        _, shape, start = key
+        shape, start = key[0].removeprefix('stored_shape": '), key[1].removeprefix('part": ').removesuffix("}")
+        if f'stored_shape": {shape}' != key[0] or f'part": {start}}}' != key[1]:
+            raise FormatError(
+                f"{path} has a line with {key[0][:80]!r} or {key[1][:80]!r} in place of lists of integers"
+            )
         if not _INTEGERS.fullmatch(shape) or not _INTEGERS.fullmatch(start):
             raise FormatError(f"{path} has a line with {shape[:80]!r} or {start[:80]!r} in place of lists of integers")
         stored_shape, place = tuple(json.loads(shape)), tuple(json.loads(start))
@@ -216,8 +302,8 @@ class Merger:
         index.check_part(line, path)
         index.check_shape(line.path, line.own_shape, stored_shape, nbytes, path)
         assert len(place) == axes == len(whole)
-        fit = _Fit(stored_shape, place, stored_shape[axes:], nbytes, str(nbytes).encode())
-        self._fits[key] = fit
+        fit = _Fit(stored_shape, place, stored_shape[axes:], nbytes, f'size": {nbytes}')
+        known[key] = fit
         return fit
 
     def _add(self, leaf: LeafRecord, path: object, shard: Shard) -> None:
@@ -317,14 +403,14 @@ def _check_nesting(leaves: Mapping[str, LeafRecord], path: object) -> None:
             above = above.rpartition("/")[0]
 
 
-def _rows(data: bytes, path: object) -> list[bytes] | None:
-    """Returns the lines of an index as text if it is written as simckpt does and has no segments, else None.
+def _rows(data: bytes, path: object) -> list[str] | None:
+    """Returns the lines of an index if it is written as simckpt does and has no segments, else None.
 
     Raises:
         DamagedError, FormatError: it is not whole, or another one.
     """
     head = _HEAD.match(data)
-    if head is None or not data.endswith(b"}\n"):
+    if head is None or not data.endswith(b"}\n") or not data.isascii():
         return None
     stop = data.rfind(b'\n ],\n "digest": "')
     if stop < head.end():
@@ -334,7 +420,8 @@ def _rows(data: bytes, path: object) -> list[bytes] | None:
     fields = sealed.unseal(sealed.resealed(data[: head.end()] + b" ]"), "index", path=path)
     assert fields.content["leaves"] == []
     # a rank that has nothing of its own, and nothing to write of what all share, has no lines
-    return data[head.end() : stop].split(b",\n") if stop > head.end() else []
+    lines = str(memoryview(data)[head.end() : stop], "ascii")
+    return lines.split(",\n") if lines else []
 
 
 def tiles(shape: Sequence[int], boxes: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simckpt.errors import StorageError, StoreError
-from simckpt.storage import quarantine, segments, usage, work
+from simckpt.storage import quarantine, reader, segments, usage, work
 from simckpt.storage.records import TombstoneRecord
 from simckpt.storage.store_pruning import job_ids, kept_error
 from simckpt.storage.store_reader import COMMIT_FILE
@@ -76,9 +76,9 @@ class StoreCompacting(StoreTiers):
         dead = {place: path for place, path in pruned.items() if len(_entries(path)) > 1}
         known = set(unused) if unknown else self._let_go(works, dead.values())
         freed, kept = [each for each in unused if each in known], [each for each in unused if each not in known]
-        nbytes = sum(_size(path) for path in (*works, *(path for each in freed for path in files[each])))
-        nbytes += sum(_size(path) - _size(path / COMMIT_FILE) for path in dead.values())
-        kept_nbytes = sum(_size(path) for each in kept for path in files[each])
+        nbytes = sum(reader.size_of(path) for path in (*works, *(path for each in freed for path in files[each])))
+        nbytes += sum(reader.size_of(path) - reader.size_of(path / COMMIT_FILE) for path in dead.values())
+        kept_nbytes = sum(reader.size_of(path) for each in kept for path in files[each])
         return Leftovers(
             tuple(path.name for path in works), tuple(freed), tuple(dead), nbytes, tuple(kept), kept_nbytes
         )
@@ -136,13 +136,3 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
     except OSError as error:
         raise StorageError(f"{folder} cannot be listed: {error.strerror}") from error
-
-
-def _size(path: Path) -> int:
-    """Returns what a file or a folder with all it holds weighs [bytes]; nothing of what is gone meanwhile."""
-    try:
-        if path.is_dir() and not path.is_symlink():
-            return sum(_size(Path(entry.path)) for entry in _entries(path))
-        return path.lstat().st_size
-    except FileNotFoundError:
-        return 0

@@ -137,8 +137,15 @@ class StoreFiles(StorePreparing):
         try:
             data = reader.read_small(root, STORE_FILE, limit=record_types.RECORD_LIMIT, path=file)
         except FileNotFoundError as error:
-            raise NotAStoreError(f"{root} is not a store: it has no {STORE_FILE}") from error
-        record = record_types.parse_store(data, file)
+            hint = ""
+            if (root / "runs").is_dir():
+                hint = ", though it has runs: `simckpt check STORE --repair` writes it anew, if it was lost"
+            raise NotAStoreError(f"{root} is not a store: it has no {STORE_FILE}{hint}") from error
+        try:
+            record = record_types.parse_store(data, file)
+        except DamagedError as error:
+            advice = "`simckpt check STORE --repair` writes it anew; no checkpoint is touched by that"
+            raise DamagedError(f"{error}: {advice}", path=file) from error
         return cls(root, record, disk=disk or durable.Disk(), clock=clock, new_id=new_id)
 
     @classmethod

@@ -115,6 +115,7 @@ class StorePreparing(StoreCompacting, StoreRepairing):
         attributes: Attributes | None = None,
         elsewhere: Elsewhere | None = None,
         shard: Shard | None = None,
+        lent: bool = False,
     ) -> Prepared:
         """Returns a checkpoint that is durable, all but its commit; see `write_prepared`. It needs no claim.
 
@@ -128,12 +129,15 @@ class StorePreparing(StoreCompacting, StoreRepairing):
             elsewhere: does what `write_prepared` does, in another process, which may die at it. When it raises, nobody
                 may be at work in `job.folder` any longer.
             shard: which of several ranks this is.
+            lent: whether other threads may change the arrays after all, for they are the program's own: then each leaf
+                is whole by its digest, if perhaps half changed.
         """
         self._learn({piece.segment for leaf in _logs(components) for piece in leaf.pieces})
         try:
+            job = replace(self.prepare_job(run, shard=shard), lent=lent)
             if elsewhere is None:
-                return write_prepared(self._disk, self.prepare_job(run, shard=shard), components, attributes)
-            return self._prepare_elsewhere(elsewhere, self.prepare_job(run, shard=shard), components, attributes)
+                return write_prepared(self._disk, job, components, attributes)
+            return self._prepare_elsewhere(elsewhere, job, components, attributes)
         except DamagedError as error:
             # else the next save would meet the same damaged segment
             self._note_damage(error)

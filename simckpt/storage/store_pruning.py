@@ -168,12 +168,15 @@ class StorePruning(StoreMarks):
             return tombstone
 
     def origins(self) -> dict[str, str]:
-        """Returns {run: id of the checkpoint that it was branched from}, of the branches in the store.
+        """Returns {"run 'name'" or "session 'name'": id of the checkpoint that it was branched from, or that drove it}.
 
         Raises:
-            DamagedError, FormatError, StorageError: a run's record cannot be read; what it needs is not known.
+            DamagedError, FormatError, StorageError: a record of one cannot be read; what it needs is not known.
         """
-        return self._origins.by_runs()
+        runs, sessions = self._origins.by_runs(), self._origins.by_sessions()
+        return {f"run {name!r}": origin for name, origin in runs.items()} | {
+            f"session {name!r}": origin for name, origin in sessions.items()
+        }
 
     @contextlib.contextmanager
     def _claimed(self, run: str) -> Iterator[claims.Claim]:

@@ -23,6 +23,7 @@ from simckpt.storage import (
     quarantine,
     reader,
     sealed,
+    sessions,
     state_file,
 )
 from simckpt.storage import records as record_types
@@ -213,7 +214,9 @@ class StoreRepairing(StorePruning):
         Raises:
             StorageError: the disk refused.
         """
-        record = StoreRecord(id or archived.store_of(self.path) or names.random_id(), self._clock())
+        # whether one of them has an origin is not asked: its record may be damaged as well
+        requires = (sessions.FEATURE,) if sessions.session_names(self.path) else ()
+        record = StoreRecord(id or archived.store_of(self.path) or names.random_id(), self._clock(), requires)
         self._rewrite(STORE_FILE, record.to_bytes())
         self.record = record
 

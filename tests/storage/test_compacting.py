@@ -13,7 +13,8 @@ from storage_helpers import checkpoint_folder, new_store, run_record, snapshot
 
 from simckpt import Store
 from simckpt.errors import NotAStoreError, SegmentsKeptError, StorageError
-from simckpt.storage import CommitDraft, Leftovers, StoreFiles, preparing, processes
+from simckpt.maintenance.check import Scope, check
+from simckpt.storage import CommitDraft, Leftovers, StoreFiles, preparing, processes, reader
 from simckpt.storage.durable import Disk
 
 STRANGER, TRASHED = "5" * 32, "6" * 32
@@ -252,3 +253,29 @@ def test_a_disk_that_refuses_says_so_and_what_is_used_stays(store, log):
     assert_holds(store, 3, log)
     assert store.compact(unknown=True)
     assert store.compact() == NOTHING
+
+
+def test_a_check_weighs_what_is_left_over_as_compact_does(store, log):
+    sizes = leave_everything(store, log)
+    found = check(store.path, Scope(quick=True)).of("leftover")
+    assert sum(finding.size for finding in found) == store.leftovers(unknown=True).nbytes
+    assert sum(finding.size for finding in found) == sum(sizes.values()) - sizes["folders"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may look at everything")
+def test_a_folder_of_another_user_weighs_nothing_and_stops_nothing(store, log):
+    leave_everything(store, log)
+    (folder,) = store.path.glob("tmp/*/folder")
+    folder.chmod(0)
+    try:
+        assert store.leftovers().work
+    finally:
+        folder.chmod(0o700)
+
+
+def test_what_vanishes_while_it_is_weighed_weighs_nothing(tmp_path):
+    (tmp_path / "a").write_bytes(b"123")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert reader.size_of(tmp_path / "gone") == 0
+    # a link is weighed, not followed
+    assert reader.size_of(tmp_path) == 3 + len(str(tmp_path))

@@ -142,6 +142,20 @@ CHANGES = {
     ),
     "a path that leads away": lambda forge: forge.line(1, "agent/rows").update(path="agent/../rows"),
     "a component in another spelling": lambda forge: forge.line(1, "agent/rows").update(path="%61gent/rows"),
+    # a leaf that is read like the same one of the rank before
+    "a whole leaf of another size": lambda forge: forge.line(2, "envs%402/names").update(size=2),
+    "a whole leaf without offset": lambda forge: forge.line(2, "envs%402/names").update(offset=None),
+    "a whole leaf in the file of another rank": lambda forge: forge.line(2, "envs%402/names").update(
+        file="shard-00001-of-00003.h5"
+    ),
+    "a whole leaf with a digest of another kind": lambda forge: forge.line(2, "envs%402/names").update(digest="md5:00"),
+    "a whole leaf whose path leads away": lambda forge: forge.line(2, "envs%402/names").update(path="envs%402/../x"),
+    "a whole leaf in another spelling": lambda forge: forge.line(2, "envs%402/names").update(path="%65nvs%402/names"),
+    "a whole leaf twice in one index": lambda forge: forge.leaves[2]["leaves"].append(
+        dict(forge.line(2, "envs%402/names"))
+    ),
+    "a whole leaf of the rank before": lambda forge: forge.line(2, "envs%402/names").update(path="envs%401/names"),
+    "a whole leaf below another": lambda forge: forge.line(2, "envs%402/names").update(path="envs%402/qpos/names"),
     "no structure": lambda forge: forge.leaves[0]["leaves"].remove(forge.line(0, "agent/_tree")),
 }
 
