@@ -25,6 +25,7 @@ ENTRY_POINTS = {
     "simckpt/OwnStateDict-v0": "envs.uncapturable:OwnStateDictEnv",
     "simckpt/OpenSocket-v0": "envs.uncapturable:OpenSocketEnv",
     "simckpt/PythonGenerator-v0": "envs.uncapturable:PythonGeneratorEnv",
+    "simckpt/CartPoleInTheLoop-v0": "envs.cart_pole_in_the_loop:CartPoleInTheLoopEnv",
 }
 KWARGS = {"simckpt/ControlClosure-v0": {"closure": True}}
 UNCAPTURABLE = frozenset({"simckpt/OpenSocket-v0", "simckpt/PythonGenerator-v0"})

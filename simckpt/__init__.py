@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from simckpt.decisions import evaluations_of
     from simckpt.errors import (
         BranchWarning,
+        CoordinationError,
         DamageWarning,
         ReplayWarning,
         RollbackLimitError,
@@ -69,6 +70,7 @@ _MODULES = {
     "Call": "policies",
     "Checkpoint": "checkpoint",
     "Checkpointer": "checkpointer",
+    "CoordinationError": "errors",
     "DamageWarning": "errors",
     "EXIT_REQUEUE": "signals",
     "EveryMinutes": "policies",
@@ -119,7 +121,7 @@ _MODULES = {
     "register_stateless": "sim",
     "supervise": "rollback",
 }
-_PACKAGES = ("plots", "testing")
+_PACKAGES = ("hardware", "plots", "testing")
 
 __version__ = "0.1.0"
 __all__ = [
@@ -129,6 +131,7 @@ __all__ = [
     "Call",
     "Checkpoint",
     "Checkpointer",
+    "CoordinationError",
     "DamageWarning",
     "EXIT_REQUEUE",
     "EveryMinutes",

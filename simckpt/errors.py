@@ -13,10 +13,15 @@
     ├── WorkerFailedError          a call that ran in another process raised there
     ├── WorkerDiedError            the process of such a call ended without a result
     ├── QueryError                 (ValueError)    a text of `find --where` that has no meaning
+    ├── LinkError                  the connection to a device: nothing was sent to it
+    │   ├── LinkDisarmedError                      a state was restored: the link waits for arm()
+    │   ├── LinkUnavailableError     (ConnectionError)  the device cannot be reached
+    │   └── LinkBusyError                          another thread is using the link
     └── StoreError                 the files
         ├── InvalidNameError         (ValueError)  a run name that cannot be a folder
         ├── NotAStoreError           (FileNotFoundError)
         ├── RunNotFoundError         (KeyError)
+        ├── SessionNotFoundError     (KeyError)
         ├── CheckpointNotFoundError  (KeyError)
         ├── LeafNotFoundError        (KeyError)
         ├── ExportNotFoundError      (FileNotFoundError)
@@ -42,6 +47,7 @@
     ├── ReplayWarning              a replay buffer was saved whole again, or restored without its oldest rows
     ├── DamageWarning              newer checkpoints are damaged, training goes on from an older one
     ├── BranchWarning              a branch leaves parts of its origin's state, or has an override that looks wrong
+    ├── RecordingWarning           parts of a session are lost or late; the loop goes on
     └── VersionWarning             the checkpoint is from another machine or other versions
 
 `simckpt.testing` adds InexactResumeError, InexactRollbackError, TrainingFailedError and UncoveredStateWarning.
@@ -229,6 +235,30 @@ class QueryError(SimckptError, ValueError):
         self.position = position
 
 
+class LinkError(SimckptError):
+    """A link to a device cannot do what it was asked for; nothing was sent.
+
+    Attributes:
+        link: the link's name.
+    """
+
+    def __init__(self, message: str, *, link: str) -> None:
+        super().__init__(message)
+        self.link = link
+
+
+class LinkDisarmedError(LinkError):
+    """A link sends and receives nothing since a state was restored, or since it was disarmed, until `link.arm()`."""
+
+
+class LinkUnavailableError(LinkError, ConnectionError):
+    """The device cannot be reached, or the local port is taken; `link.arm()` tries again."""
+
+
+class LinkBusyError(LinkError):
+    """Another thread is using the link at this moment; give each thread a link of its own, or take turns."""
+
+
 class StoreError(SimckptError):
     """Something about the files of a store."""
 
@@ -243,6 +273,10 @@ class NotAStoreError(StoreError, FileNotFoundError):
 
 class RunNotFoundError(StoreError, KeyError):
     """The store has no run of that name; the message lists the near ones."""
+
+
+class SessionNotFoundError(StoreError, KeyError):
+    """The store has no session of that name; the message lists the near ones."""
 
 
 class CheckpointNotFoundError(StoreError, KeyError):
@@ -408,6 +442,10 @@ class DamageWarning(SimckptWarning):
 
 class BranchWarning(SimckptWarning):
     """A branch does not take over some parts of its origin's state, or an override looks lost or like a mistake."""
+
+
+class RecordingWarning(SimckptWarning):
+    """A recorder cannot write for the moment, or has lost something, which the session tells; the loop goes on."""
 
 
 class VersionWarning(SimckptWarning):

@@ -56,6 +56,7 @@ LAYERS = [
         "maintenance",
         "archive",
     },
+    {"hardware"},
     {"cli", "plots", "testing"},
     {"__main__"},
 ]
@@ -81,12 +82,13 @@ UPWARD = {
     ("store", "maintenance"),
     ("checkpoint", "maintenance"),
     ("store", "archive"),
+    ("store", "hardware"),
 }
 DOORS = {
     "h5py": {"storage"},
     "xxhash": {"storage"},
-    "mujoco": {"sim"},
-    "gymnasium": {"sim"},
+    "mujoco": {"sim", "hardware"},
+    "gymnasium": {"sim", "hardware"},
     "stable_baselines3": {"replay"},
     "torchrl": {"replay"},
     "tensordict": {"replay"},
@@ -100,6 +102,10 @@ DOORS = {
     "ray": {"branching"},
     "submitit": {"branching"},
     "obstore": {"archive"},
+    "serial": {"hardware"},
+    "mcap": {"hardware"},
+    "imageio": {"hardware"},
+    "imageio_ffmpeg": {"hardware"},
 }
 
 
@@ -154,6 +160,28 @@ def test_imports_point_downward(path: Path) -> None:
 def test_each_library_has_one_door(library: str) -> None:
     users = {part_of(path) for path in MODULES if any(name.split(".")[0] == library for name, _ in imports(path))}
     assert users <= DOORS[library]
+
+
+def test_libraries_of_hardware_have_one_module_each() -> None:
+    users = {
+        library: {
+            path.relative_to(PACKAGE).as_posix()
+            for path in MODULES
+            if any(name.split(".")[0] == library for name, _ in imports(path))
+        }
+        for library in ("serial", "mcap")
+    }
+    assert users == {"serial": {"hardware/transports.py"}, "mcap": {"hardware/mcap_export.py"}}
+
+
+def test_hardware_is_used_by_people_alone() -> None:
+    users = {
+        part_of(path)
+        for path in MODULES
+        for name, guarded in imports(path)
+        if name.startswith("simckpt.hardware") and not guarded
+    }
+    assert users <= {"hardware", "cli", "plots", "store"}
 
 
 def test_torch_distributed_has_one_door() -> None:

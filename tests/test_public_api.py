@@ -9,6 +9,7 @@ PUBLIC = [
     "Call",
     "Checkpoint",
     "Checkpointer",
+    "CoordinationError",
     "DamageWarning",
     "EXIT_REQUEUE",
     "EveryMinutes",
@@ -60,6 +61,35 @@ PUBLIC = [
     "supervise",
 ]
 
+HARDWARE = [
+    "Event",
+    "Link",
+    "OnError",
+    "OutOfRange",
+    "Pace",
+    "Reading",
+    "Recorder",
+    "Replay",
+    "ReplayDifference",
+    "ReplayReport",
+    "Serial",
+    "Series",
+    "Session",
+    "Simulated",
+    "Statistics",
+    "TCP",
+    "Transport",
+    "UDP",
+    "Watchdog",
+    "WhatIf",
+    "contact_force",
+    "export_mcap",
+    "export_minari",
+    "export_video",
+    "model_readings",
+    "series",
+]
+
 
 def test_the_public_names_are_these() -> None:
     assert sorted(simckpt.__all__) == PUBLIC
@@ -69,6 +99,14 @@ def test_every_public_name_is_there_and_documented() -> None:
     for name in PUBLIC:
         value = getattr(simckpt, name)
         assert (value.__doc__ or "").strip(), f"{name} has no docstring"
+
+
+def test_the_public_names_of_hardware_are_these_and_documented() -> None:
+    assert sorted(simckpt.hardware.__all__) == HARDWARE
+    for name in HARDWARE:
+        value = getattr(simckpt.hardware, name)
+        assert (value.__doc__ or "").strip(), f"{name} has no docstring"
+    assert not hasattr(simckpt.hardware, "Wire")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,6 +1,13 @@
 """The command line: thin; everything it shows can be had from the library, and `--json` prints it for programs."""
 
-from simckpt.cli import archiving, looking, marking, tree, upkeep  # noqa: F401  (each adds its commands, in this order)
+from simckpt.cli import (  # noqa: F401  (each adds its commands, in this order)
+    archiving,
+    looking,
+    marking,
+    sessions,
+    tree,
+    upkeep,
+)
 from simckpt.cli.application import app
 from simckpt.cli.looking import find, list_store
 

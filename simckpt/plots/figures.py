@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any
 
 from simckpt import presentation
@@ -85,3 +86,11 @@ def faded(value: str, opacity: float) -> str:
     """Returns a colour such as "#0072B2" as one that lets through what lies below."""
     red, green, blue = (int(value[start : start + 2], 16) for start in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
+
+
+def page(title: str, made: Sequence[Any]) -> str:
+    """Returns figures, one below the other, as an HTML page that needs nothing else."""
+    parts = [each.to_html(full_html=False, include_plotlyjs=place == 0) for place, each in enumerate(made)]
+    style = f"body {{ font-family: {FONT}; margin: 24px auto; max-width: 1100px; color: {INK} }}"
+    head = f'<meta charset="utf-8"><title>{text(title)}</title><style>{style}</style>'
+    return f"<!DOCTYPE html><html><head>{head}</head><body>{''.join(parts)}</body></html>"

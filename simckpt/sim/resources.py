@@ -103,6 +103,8 @@ _RESOURCES = [
     "weakproxy",
     "weakcallableproxy",
     "gymnasium.logger.",
+    "simckpt.hardware.pace.Pace",
+    "simckpt.hardware.transports.Transport",
     "simckpt.sim.environment.",
     "simckpt.sim.python_state.",
     "simckpt.sim.physics.",

@@ -256,6 +256,7 @@ def apply(env: Any, case: Case, recording: Recording) -> None:
     if recording.store is not None:
         with simckpt.Store(recording.store).start("run") as run:
             assert _checkpointer(run, env).restore_latest() is not None
+        _arm(env, case)
         return
     trees = {name: decode(encoded.leaves, encoded.structure) for name, encoded in recording.state.items()}
     handle = _handle_for(env)
@@ -263,6 +264,17 @@ def apply(env: Any, case: Case, recording: Recording) -> None:
     handle.apply(trees["envs"])
     if case.uses_global_streams:
         load_global_streams(trees["rng"])
+    _arm(env, case)
+
+
+def _arm(env: Any, case: Case) -> None:
+    """Lets envs with a device, which a restore has disarmed, go on."""
+    if "simckpt/CartPoleInTheLoop-v0" not in case.ids:
+        return
+    if isinstance(env, VectorEnv):
+        env.call("arm")
+    else:
+        env.unwrapped.arm()
 
 
 def save(recording: Recording, folder: Path) -> None:

@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from traitlets.config import Config
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-NAMES = ["01_save_and_resume", "02_branching", "03_rollback_post_mortem"]
+NAMES = ["01_save_and_resume", "02_branching", "03_rollback_post_mortem", "04_hardware_in_the_loop"]
 
 
 def read(name: str) -> Any:

@@ -116,7 +116,7 @@ def classify(cls: type) -> Kind:
 def _classify(cls: type) -> Kind:
     adapter = resources.adapter_for(cls)
     if adapter is not None:
-        return instances.ProtocolKind(qualified_name(cls), adapter)
+        return instances.ProtocolKind(qualified_name(cls), adapter, inner=getattr(cls, "_simckpt_inner", None))
     if resources.declared_stateless(cls):
         return instances.ResourceKind(qualified_name(cls))
     for table in (containers.BY_CLASS, functions.BY_CLASS):

@@ -256,7 +256,8 @@ class ProtocolKind(Kind):
     Args:
         type_name: of the class.
         adapter: reads and writes the state.
-        inner: an attribute that is walked besides: the env inside a wrapper, for a wrapper speaks for itself alone.
+        inner: an attribute that is walked besides: the env inside a wrapper, for a wrapper speaks for itself alone; the
+            device model inside a link.
     """
 
     def __init__(self, type_name: str, adapter: Adapter, *, inner: str | None = None) -> None:

@@ -1,0 +1,466 @@
+"""Plays a session again without the device: the simulation repeats bit for bit, or it is said where it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+
+from simckpt import provenance, state
+from simckpt.errors import ConfigurationError, VersionWarning
+from simckpt.hardware.calls import Call, calls, entry_of
+from simckpt.hardware.differences import Differences, ReplayDifference, ReplayReport, compare
+from simckpt.hardware.link import Link, links_of
+from simckpt.hardware.recorder import Recorder
+from simckpt.hardware.session import TIME, UNKNOWN_OPTIONS, Session
+from simckpt.hardware.simulated import Simulated
+from simckpt.hardware.tape import SENT, Tape
+from simckpt.hardware.time_series import Excerpt
+from simckpt.hardware.what_if import Models, Policy, WhatIf, play_what_if
+from simckpt.sim.environment import StandaloneEnvHandle
+from simckpt.sim.loading import load_or_put_back
+from simckpt.storage.session_records import SnapshotRecord
+from simckpt.storage.sessions import mapped
+
+Tree = Any
+SIMULATED = "simulated"  # the address of a link with a model in place of a device
+# what a comparison of states says where a link had a connection when it was recorded, and has a model now
+_MODEL_FOR_DEVICE = "object {'type': 'simckpt.resource'} and {'type': 'simckpt.hardware.simulated.Simulated'}"
+_SHOWN = 20  # of a list in a message
+
+
+class Replay:
+    """Plays stretches of a session: from the nearest snapshot before, with the recorded actions and readings.
+
+    From its construction to its end the env's links are in the hands of the replay: no connection is opened or used,
+    nothing is ever sent to a device, also by steps of your own in between; afterwards the links are disarmed. Where a
+    model was recorded in place of a device (`Simulated`), it is part of the env, and is played again itself; where a
+    device was, the env may have any link of that name and those values, a `Simulated` as well.
+
+    Args:
+        session: what was recorded.
+        env: built as it was for the recording, without the `Recorder`; it is reset once, and from then on stepped.
+        links: in place of those that are found in the env, if the recorder was given some.
+
+    Attributes:
+        session: what was recorded.
+        env: stands before the row `row`.
+        row: that comes next; None before anything was played.
+        observation: the last one.
+        info: the last one.
+        begun: when the last row that was played began in the session [ns, the recorder's monotonic clock].
+        links: of the env, by name.
+
+    Raises:
+        ConfigurationError: the env has a recorder, or other links than the session.
+        UnsupportedStateError: the env cannot be captured.
+
+    Warns:
+        VersionWarning: recorded with other versions of libraries, or on another kind of machine.
+    """
+
+    def __init__(self, session: Session, env: gym.Env[Any, Any], *, links: Mapping[str, Link] | None = None) -> None:
+        self.session = session
+        self.env = env
+        self.row: int | None = None
+        self.observation: Tree = None
+        self.info: dict[str, Any] = {}
+        self.begun = session.started
+        self.links = _checked_links(session, env, links)
+        self._simulated = {link.name for link in session.links if link.transport == SIMULATED}
+        changed = provenance.version_differences(session.versions, provenance.versions())
+        if changed:
+            message = f"session {session.name!r} was recorded elsewhere, and may not repeat bit for bit: "
+            warnings.warn(message + "; ".join(changed), VersionWarning, stacklevel=2)
+        self._begin()
+        self._tapes = {name: Tape(name, len(link.reading), self._note) for name, link in self.links.items()}
+        self._taken: dict[str, tuple[Any, Any]] = {}
+        for name, link in self.links.items():
+            link.disarm()
+            self._taken[name] = (link.observer, link.source)
+        self.take_links()
+        # what an env makes when it is reset is in the states of the record: it has to be here, too
+        with contextlib.suppress(Exception):
+            env.reset()
+        self._handle = StandaloneEnvHandle(env, "env")
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the links back, disarmed: nothing is sent before `link.arm()`."""
+        for name, (observer, source) in self._taken.items():
+            link = self.links[name]
+            link.disarm()
+            link.observer, link.source = observer, source
+        self._taken = {}
+
+    def take_links(self) -> None:
+        """Puts the record in the place of every device."""
+        for name, link in self.links.items():
+            tape = self._tapes[name]
+            # a model plays its part itself only where it did so when it was recorded
+            simulated = isinstance(link.transport, Simulated) and name in self._simulated
+            link.source, link.observer = (None, tape) if simulated else (tape, None)
+            if simulated:
+                # it reaches nobody
+                link.arm()
+
+    def go_to(self, row: int | None = None, *, seconds: float | None = None) -> ReplayReport:
+        """Brings the env to the state before a row, and returns what was not repeated on the way.
+
+        The nearest snapshot before is restored, and the rows from there on are played. Resets that came before the row
+        are carried out.
+
+        Args:
+            row: its number; one behind the last row is the end of the session.
+            seconds: instead: a moment, counted from the session's start [s]; its row is the one then in progress.
+
+        Raises:
+            ConfigurationError: neither or both are given, or no snapshot leads to that row; the message names those
+                that there are.
+            StateMismatchError: the session is of another env; the message lists what differs, and nothing was changed.
+            DamagedError: what was recorded cannot be trusted.
+        """
+        row = self._row_of(row, seconds)
+        snapshot = self._snapshot_for(row)
+        self._begin()
+        for _ in self._play(snapshot, row):
+            pass
+        return self._report([])
+
+    def run(self, start: int | None = None, stop: int | None = None) -> ReplayReport:
+        """Plays rows and compares: observations, rewards, flags, commands, and the full state at every later snapshot.
+
+        What differs does not end it: the next row goes on from what the env made of this one. Rows that were lost are
+        passed over, up to the next snapshot.
+
+        Args:
+            start: the first row; by default that of the first snapshot. The rows from the snapshot before are played
+                and compared as well.
+            stop: one behind the last row; by default the end of the session.
+
+        Raises:
+            ConfigurationError: there is no snapshot to start from.
+            StateMismatchError, DamagedError: as for `go_to`.
+        """
+        rows = self.session.rows
+        first, last = rows.start if start is None else start, rows.stop if stop is None else min(stop, rows.stop)
+        self._begin()
+        skipped = []
+        for stretch in _without(range(first, last), self.session.missing):
+            snapshot = self._leading_to(stretch.start) or self._first_in(stretch)
+            if snapshot is None:
+                skipped.append(stretch)
+                continue
+            if snapshot.row > stretch.start:
+                skipped.append(range(stretch.start, snapshot.row))
+            for _ in self._play(snapshot, stretch.stop):
+                pass
+        if not self._played:
+            raise ConfigurationError(
+                f"session {self.session.name!r} has no snapshot to play rows {first} to {last - 1} from", keys=["start"]
+            )
+        return self._report([*skipped, *_inside(self.session.missing, range(first, last))])
+
+    def steps(self, start: int | None = None, stop: int | None = None) -> Iterator[int]:
+        """Goes to a row, plays from there on, and yields the number of each row after it was played.
+
+        Between two rows the env may be looked at, and rendered. Raises as `go_to`.
+
+        Args:
+            start: the first row; by default that of the first snapshot.
+            stop: one behind the last row; by default the end of the session.
+        """
+        rows = self.session.rows
+        if start is None:
+            start = next((each.row for each in self.session.snapshots if each.row in rows), rows.start)
+        self._begin()
+        for row in self._play(self._snapshot_for(start), rows.stop if stop is None else min(stop, rows.stop)):
+            if row >= start:
+                yield row
+
+    def measure(
+        self,
+        signals: Mapping[str, Callable[[gym.Env[Any, Any], Mapping[str, Any]], Any]],
+        start: int | None = None,
+        stop: int | None = None,
+    ) -> Excerpt:
+        """Returns what nobody recorded: signals of the env after each row, from a replay. Raises as `go_to`.
+
+        Args:
+            signals: as for a `Recorder`: {name: function of the env and the step's info that returns numbers, of the
+                same shape each time}, such as `{"contact_force": simckpt.hardware.contact_force}`.
+            start: the first row; by default that of the first snapshot.
+            stop: one behind the last row; by default the end of the session.
+        """
+        rows, found = [], []
+        for row in self.steps(start, stop):
+            rows.append(row)
+            found.append({name: np.array(function(self.env, self.info)) for name, function in signals.items()})
+        first, last = (rows[0], rows[-1] + 1) if rows else (0, 0)
+        tables = self.session.read(start=first, stop=last)
+        if rows:
+            tables["rows"]["signals"] = mapped(lambda *arrays: np.stack(arrays), *found)
+        return Excerpt(self.session.name, self.session.started, self.session.links, tables)
+
+    def what_if(
+        self,
+        policy: Policy,
+        *,
+        model: Models | None = None,
+        start: int | None = None,
+        seconds: float | None = None,
+        steps: int = 500,
+        seed: int | None = None,
+        lead: int = 0,
+    ) -> WhatIf:
+        """Returns what another policy would have done from a moment on, against a model of the device.
+
+        Time is that of the model: a row takes as long as it usually did, and nothing waits. The same call has the same
+        result every time. The links stay in the hands of the replay; play or go to another row afterwards.
+
+        Args:
+            policy: `policy(observation)` returns an action.
+            model: `model(command, time)` as for `Simulated`, or a `Simulated`, of which a copy is used; for several
+                links {name: model}. None: what the env itself has in the place of a device goes on.
+            start: the first row that is another.
+            seconds: instead: a moment, counted from the session's start [s].
+            steps: so many rows, or fewer if the episode ends.
+            seed: derives the env's random streams anew, so that noise is another; None: they go on as they were.
+            lead: the model is first sent what was sent in so many rows before, to be where the device was.
+
+        Raises:
+            ConfigurationError: a link without a model, arguments that make no sense, or as `go_to`.
+            StateMismatchError, DamagedError: as `go_to`.
+        """
+        row = self._row_of(start, seconds)
+        return play_what_if(self, policy, model=model, start=row, steps=steps, seed=seed, lead=lead)
+
+    @property
+    def differences(self) -> tuple[ReplayDifference, ...]:
+        """What was not repeated since the last call of `go_to`, `run`, `steps`, `measure` or `what_if` began."""
+        return self._differences.all()
+
+    @property
+    def simulation(self) -> mujoco.MjData | None:
+        """The first MuJoCo simulation of the env, as it is now; None if there is none."""
+        found = self._handle.simulations.get("physics")
+        return None if found is None else found.data
+
+    def capture(self) -> Any:
+        """Returns the state of the env."""
+        return self._handle.capture()
+
+    def apply(self, saved: Any) -> None:
+        """Restores a state of the env; its links stay in the hands of the replay."""
+        load_or_put_back(self._handle, saved, "env")
+        self.take_links()
+
+    # where to start
+
+    def _row_of(self, row: int | None, seconds: float | None) -> int:
+        if row is not None and seconds is None:
+            return row
+        if row is None and seconds is not None:
+            return self.session.row_at(seconds)
+        raise ConfigurationError("give the number of a row or seconds=, one of them", keys=["row", "seconds"])
+
+    def _leading_to(self, row: int) -> SnapshotRecord | None:
+        """Returns the last snapshot from which everything up to a row was recorded, or None."""
+        rows = self.session.rows
+        if not (rows.start <= row <= rows.stop):
+            return None
+        found = self.session.snapshot_before(row)
+        if found is None or found.row < rows.start:
+            return None
+        lost = any(each.start < row and each.stop > found.row for each in self.session.missing)
+        # a state that was restored meanwhile is known from a snapshot alone
+        lost = lost or any(order > found.order and at <= row for order, at in self._restored())
+        return None if lost else found
+
+    def _restored(self) -> list[tuple[int, int]]:
+        """Returns (order, row that came next) of where a state was restored under the recorder."""
+        return [(event.order, event.row) for event in self.session.events if event.kind == "restored"]
+
+    def _first_in(self, stretch: range) -> SnapshotRecord | None:
+        return next((each for each in self.session.snapshots if stretch.start <= each.row < stretch.stop), None)
+
+    def _snapshot_for(self, row: int) -> SnapshotRecord:
+        snapshot = self._leading_to(row)
+        if snapshot is None:
+            rows, missing = self.session.rows, self.session.missing
+            lost = ", ".join(f"{each.start} to {each.stop - 1}" for each in missing[:_SHOWN]) or "none"
+            there = ", ".join(str(each.row) for each in self.session.snapshots[:_SHOWN]) or "none"
+            raise ConfigurationError(
+                f"no snapshot of session {self.session.name!r} leads to row {row}: recorded are rows {rows.start} to "
+                f"{rows.stop - 1}, lost of them {lost}; snapshots lie before rows {there}",
+                keys=["row"],
+            )
+        return snapshot
+
+    def _begin(self) -> None:
+        self._differences = Differences()
+        self._compared = 0
+        self._played: list[range] = []
+        self._lost: list[int] = []
+
+    def _report(self, skipped: list[range]) -> ReplayReport:
+        skipped = sorted([*skipped, *(range(row, row + 1) for row in self._lost)], key=lambda each: each.start)
+        rows = tuple(each for each in self._played if len(each))
+        return ReplayReport(self.session.name, rows, self._compared, self._differences.all(), tuple(skipped))
+
+    def _note(self, leaf: str, far: float | None) -> None:
+        assert self.row is not None
+        self._differences.note(self.row, leaf, far)
+
+    # playing
+
+    def _play(self, snapshot: SnapshotRecord, stop: int) -> Iterator[int]:
+        """Restores a snapshot, plays the rows up to `stop`, and yields the number of each after it was played."""
+        later = [each for each in self.session.snapshots if each.order > snapshot.order and each.row <= stop]
+        later.sort(key=lambda each: each.order)
+        # where a state was restored under the recorder, what follows goes on from another one: from the next snapshot
+        breaks = [order for order, _ in self._restored()]
+        played = snapshot.order
+        for tape in self._tapes.values():
+            tape.clear()
+        self._restore(snapshot)
+
+        def is_broken(order: int) -> bool:
+            return any(played < each < order for each in breaks)
+
+        for call in calls(self.session, snapshot, stop, self._tapes):
+            while later and later[0].order < call.order:
+                each = later.pop(0)
+                if is_broken(each.order):
+                    self._restore(each)
+                else:
+                    self._compare_state(each)
+                played = each.order
+            if is_broken(call.order):
+                if not call.reset:
+                    self._lost.append(call.row)
+                continue
+            self._play_loose(call.order)
+            if call.reset:
+                self._reset(call)
+            else:
+                self._step(call)
+                self._played[-1] = range(self._played[-1].start, call.row + 1)
+                yield call.row
+        for each in later:
+            if not is_broken(each.order):
+                self._compare_state(each)
+
+    def _restore(self, snapshot: SnapshotRecord) -> None:
+        saved = self.session.snapshot(snapshot)
+        self.apply(saved["env"])
+        self.observation, self.row = saved["observation"], snapshot.row
+        if not self._played or self._played[-1].stop != snapshot.row:
+            self._played.append(range(snapshot.row, snapshot.row))
+        for tape in self._tapes.values():
+            tape.skip(snapshot.order)
+
+    def _compare_state(self, snapshot: SnapshotRecord) -> None:
+        self._play_loose(snapshot.order)
+        for each in _of_state(self.session.snapshot(snapshot)["env"], self.capture()):
+            self._note(f"env/{each.path}", each.max_abs)
+        self._compared += 1
+
+    def _play_loose(self, order: int) -> None:
+        """Does with the links what the loop did with them between calls of the env."""
+        for name, tape in self._tapes.items():
+            while (entry := tape.before(order)) is not None:
+                tape.begin(entry.row, entry.monotonic)
+                if entry.kind == SENT:
+                    self.links[name].send(entry.values)
+                elif entry.kind == TIME:
+                    self.links[name].time()
+                else:
+                    self.links[name].receive()
+                tape.end()
+
+    def _step(self, call: Call) -> None:
+        self.row = call.row
+        with self._tapes_running(call):
+            observation, reward, terminated, truncated, self.info = self.env.step(
+                entry_of(call.table["action"], call.place)
+            )
+        # the record has these three as numpy's numbers, whatever the env gave
+        numbers = {"reward": np.float64(reward), "terminated": np.bool_(terminated), "truncated": np.bool_(truncated)}
+        for leaf, value in {"observation": observation, **numbers}.items():
+            compare(entry_of(call.table[leaf], call.place), value, leaf, self._note)
+        self.observation, self.row, self.begun = observation, call.row + 1, int(call.table["started"][call.place])
+
+    def _reset(self, call: Call) -> None:
+        self.row = call.row
+        table, place = call.table, call.place
+        seed = int(table["seed"][place]) if table["seeded"][place] else None
+        text = str(table["options"][place])
+        options = None if text == UNKNOWN_OPTIONS else self.session.options(text)
+        if text == UNKNOWN_OPTIONS:
+            self._note("reset/options", None)
+        with self._tapes_running(call):
+            self.observation, self.info = self.env.reset(seed=seed, options=options)
+        compare(entry_of(table["observation"], place), self.observation, "reset/observation", self._note)
+
+    @contextlib.contextmanager
+    def _tapes_running(self, call: Call) -> Iterator[None]:
+        for tape in self._tapes.values():
+            tape.begin(call.row, call.finished)
+        yield
+        for tape in self._tapes.values():
+            tape.end()
+
+
+def _of_state(recorded: Tree, now: Tree) -> list[state.Difference]:
+    """Returns where two states of an env differ, but for models in the place of recorded connections."""
+    found = state.differences(recorded, now)
+    models = tuple(f"{each.path}/" for each in found if each.what == _MODEL_FOR_DEVICE)
+    return [each for each in found if not f"{each.path}/".startswith(models)] if models else found
+
+
+def _checked_links(session: Session, env: gym.Env[Any, Any], links: Mapping[str, Link] | None) -> dict[str, Link]:
+    """Returns the links of an env; raises ConfigurationError if they are not those of a session."""
+    inner: Any = env
+    while isinstance(inner, gym.Wrapper):
+        if isinstance(inner, Recorder):
+            raise ConfigurationError("a replay takes the env without the Recorder around it", keys=["env"])
+        inner = inner.env
+    found = links_of(env) if links is None else dict(links)
+    recorded = {link.name: (link.command, link.reading) for link in session.links}
+    own = {name: (link.command, link.reading) for name, link in found.items()}
+    if own != recorded:
+        raise ConfigurationError(
+            f"session {session.name!r} was recorded with the links {_told(recorded)}, the env has {_told(own)}",
+            keys=["env"],
+        )
+    return found
+
+
+def _told(links: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> str:
+    told = (f"{name!r} ({', '.join(sent)} -> {', '.join(read)})" for name, (sent, read) in links.items())
+    return ", ".join(told) or "none"
+
+
+def _without(rows: range, missing: Sequence[range]) -> list[range]:
+    """Returns the stretches of some rows that are left without those missing."""
+    found, start = [], rows.start
+    for gap in missing:
+        found.append(range(start, min(gap.start, rows.stop)))
+        start = max(start, gap.stop)
+    return [each for each in (*found, range(start, rows.stop)) if len(each)]
+
+
+def _inside(missing: Sequence[range], rows: range) -> list[range]:
+    cut = [range(max(each.start, rows.start), min(each.stop, rows.stop)) for each in missing]
+    return [each for each in cut if len(each)]

@@ -1,0 +1,593 @@
+"""A session is played again without the device: bit for bit, or it is said where not, and nothing is ever sent."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import replay_helpers
+from replay_helpers import SNAPSHOTS, STEPS, Altered, ant, cart_pole, device, dict_space, drive, record
+
+import simckpt
+from envs.cart_pole_in_the_loop import CartPoleInTheLoopEnv
+from envs.motor import Motor
+from simckpt.errors import ConfigurationError, LinkDisarmedError, StateMismatchError
+from simckpt.hardware import UDP, Link, Recorder, Replay, ReplayReport, contact_force
+from simckpt.hardware.differences import Differences, compare
+from simckpt.hardware.session import NOTHING, READING, Session
+from simckpt.hardware.tape import Tape
+from simckpt.state.compare import differences
+
+
+@pytest.fixture(scope="module")
+def pole(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """Episodes of a cart-pole with a model of its motor."""
+    return record(tmp_path_factory.mktemp("pole") / "s", cart_pole())
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, str]:
+    """Episodes of an ant whose joints are a device, which answers late, twice and not at all; and its address."""
+    with device(8) as address:
+        return record(tmp_path_factory.mktemp("walk") / "s", ant(address)), address
+
+
+@pytest.fixture
+def listening(walk: tuple[Session, str]) -> Iterator[socket.socket]:
+    """A socket where the device of `walk` was: it hears whatever is sent there."""
+    host, _, port = walk[1].partition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind((host, int(port)))
+        yield own
+
+
+def is_silent(own: socket.socket) -> bool:
+    return not select.select([own], [], [], 0)[0]
+
+
+PLAY = """
+import sys
+import replay_helpers
+import simckpt
+from simckpt.hardware import Replay
+
+session = simckpt.Store(sys.argv[1]).session("played")
+env = getattr(replay_helpers, sys.argv[2])(*sys.argv[3:])
+with Replay(session, env) as replay:
+    print(replay.run())
+    print(replay.row)
+"""
+
+
+def play_apart(session: Session, *maker: str) -> str:
+    """Returns what a fresh process says after it has played a session."""
+    path = os.pathsep.join(map(str, (Path(replay_helpers.__file__).parent, Path(__file__).parents[2])))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PLAY, str(session.files.root), *maker],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_session_with_a_device_is_played_in_a_fresh_process_and_nothing_is_sent(
+    walk: tuple[Session, str], listening: socket.socket
+) -> None:
+    session, address = walk
+    kinds = session.read(["readings"])["readings"]["legs"]
+    assert (kinds["kind"] == NOTHING).any()
+    assert kinds["late"].any()
+    snapshots = len(session.snapshots)
+    assert play_apart(session, "ant", address) == (
+        f"exact: {STEPS} rows and {snapshots - 1} later snapshots of session 'played'\n{STEPS}\n"
+    )
+    assert is_silent(listening)
+
+
+def test_a_model_in_place_of_a_device_is_played_again_itself(pole: Session) -> None:
+    env = cart_pole()
+    with Replay(pole, env) as replay:
+        report = replay.run()
+    assert report.exact
+    with pytest.raises(LinkDisarmedError):
+        env.step(np.zeros(1))
+    assert report.rows == (range(STEPS),)
+    assert report.snapshots == len(pole.snapshots) - 1
+    assert report.first is None
+    assert play_apart(pole, "cart_pole").startswith(f"exact: {STEPS} rows")
+
+
+def test_what_a_device_said_is_played_in_an_env_that_has_a_model_of_it(tmp_path: Path) -> None:
+    def bench(address: str) -> gym.Env:
+        return CartPoleInTheLoopEnv(Link(UDP(address), command=Motor.command, reading=Motor.reading, name="motor"))
+
+    def loop(recorder: Recorder) -> None:
+        recorder.reset(seed=1)
+        for step in range(20):
+            if step == 15:
+                recorder.snapshot()
+            recorder.step(np.array([0.2]))
+
+    with device(2) as address:
+        session = record(tmp_path / "s", bench(address), loop=loop)
+    report = Replay(session, CartPoleInTheLoopEnv()).run()
+    assert report.exact, str(report)
+    assert report.snapshots == 1
+
+
+def test_dict_observations_and_generators_of_their_own_repeat(tmp_path: Path) -> None:
+    session = record(tmp_path / "s", dict_space(), loop=lambda env: drive(env, 60))
+    replay = Replay(session, dict_space())
+    assert replay.run().exact
+    assert isinstance(replay.observation, dict)
+    wrong = Altered(session, tables=lambda tables: _flip(tables["rows"]["observation"]["goal"], 50))
+    found = Replay(wrong, dict_space()).run().differences
+    assert [(each.leaf, each.row, each.rows) for each in found] == [("observation/goal", 50, 1)]
+
+
+def _flip(array: np.ndarray, place: int | slice) -> None:
+    """Flips the last bit of the first number of a row."""
+    rows = array if isinstance(place, slice) else array[place : place + 1]
+    rows.reshape(-1)[:1].view(np.uint8)[0] ^= 1
+
+
+def ulp(array: np.ndarray, place: int | slice) -> float:
+    """How far the last bit of that number is."""
+    number = array[place].reshape(-1)[0]
+    flipped = np.array([number])
+    flipped.view(np.uint8)[0] ^= 1
+    return float(abs(np.longdouble(flipped[0]) - np.longdouble(number)))
+
+
+@pytest.mark.parametrize("column", ["observation", "reward", "terminated", "truncated"])
+def test_a_single_bit_of_a_row_that_is_not_repeated_is_named(pole: Session, column: str) -> None:
+    expected = None if column.endswith("ated") else ulp(pole.read()["rows"][column], 61)
+    wrong = Altered(pole, tables=lambda tables: _flip(tables["rows"][column], 61))
+    (found,) = Replay(wrong, cart_pole()).run().differences
+    assert (found.leaf, found.row, found.rows, found.largest) == (column, 61, 1, expected)
+
+
+def test_a_command_that_was_another_is_named(walk: tuple[Session, str]) -> None:
+    def change(tables: dict[str, Any]) -> None:
+        sent = tables["commands"]["legs"]
+        sent["values"][np.flatnonzero(sent["row"] == 90)[0], 3] += 0.25
+
+    (found,) = Replay(Altered(walk[0], tables=change), ant(walk[1])).run().differences
+    # what is added to a number comes back from it rounded
+    assert (found.leaf, found.row, found.rows) == ("command/legs", 90, 1)
+    assert found.largest == pytest.approx(0.25, rel=1e-15)
+
+
+def test_a_reading_that_was_another_changes_all_that_follows(walk: tuple[Session, str]) -> None:
+    session, address = walk
+    readings = session.read(["readings"])["readings"]["legs"]
+    taken = (readings["kind"] == READING) & ~readings["late"] & (readings["row"] >= 80)
+    # of several in a row the env takes the last
+    place = np.flatnonzero(taken)[0]
+    row = int(readings["row"][place])
+    place = np.flatnonzero(taken & (readings["row"] == row))[-1]
+
+    def change(tables: dict[str, Any]) -> None:
+        tables["readings"]["legs"]["values"][place, 0] += 1e-3
+
+    report = Replay(Altered(session, tables=change), ant(address)).run()
+    assert not report.exact
+    assert report.first is not None
+    assert (report.first.leaf, report.first.row) == ("observation", row)
+    assert str(report).startswith(f"NOT exact: {STEPS} rows")
+    # the running means of observations have not forgotten it at the next snapshot
+    assert any(each.leaf.startswith("env/python/") and each.row > row for each in report.differences)
+
+
+def test_a_reading_that_did_not_come_is_missed(walk: tuple[Session, str]) -> None:
+    session, address = walk
+
+    def change(tables: dict[str, Any]) -> None:
+        table = tables["readings"]["legs"]
+        place = np.flatnonzero((table["kind"] == READING) & (table["row"] == 120) & ~table["late"])[-1:]
+        table["kind"][place] = NOTHING
+
+    readings = session.read(["readings"], start=120, stop=121)["readings"]["legs"]
+    assert ((readings["kind"] == READING) & ~readings["late"]).any(), "choose a row with a reading"
+    report = Replay(Altered(session, tables=change), ant(address)).run()
+    assert report.first is not None
+    assert report.first.row == 120
+    # what was looked for once less is passed over, and the rows after it have their own readings again
+    assert {each.row for each in report.differences if each.leaf == "reading/legs"} <= {120}
+
+
+def test_another_action_is_another_command(walk: tuple[Session, str]) -> None:
+    wrong = Altered(walk[0], tables=lambda tables: _flip(tables["rows"]["action"], 33))
+    report = Replay(wrong, ant(walk[1])).run()
+    assert report.first is not None
+    assert (report.first.leaf, report.first.row, report.first.rows) == ("command/legs", 33, 1)
+
+
+def test_a_program_with_another_constant_is_noticed_at_the_first_row(
+    pole: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envs.cart_pole_in_the_loop.FORCE", 10.000001)
+    report = Replay(pole, cart_pole()).run()
+    assert report.first is not None
+    assert (report.first.leaf, report.first.row) == ("command/motor", 0)
+    assert report.first.rows > 50
+    assert any(each.leaf == "observation" for each in report.differences)
+
+
+def test_a_snapshot_with_another_bit_is_noticed_when_it_is_compared(pole: Session) -> None:
+    number = next(each.number for each in pole.snapshots if each.row == 97)
+    expected: list[float] = []
+
+    def change(of: int, saved: dict[str, Any]) -> None:
+        if of == number:
+            expected.append(ulp(saved["env"]["physics"]["qpos"], slice(None)))
+            _flip(saved["env"]["physics"]["qpos"], slice(None))
+
+    (found,) = Replay(Altered(pole, snapshot=change), cart_pole()).run().differences
+    assert (found.leaf, found.row, found.largest) == ("env/physics/qpos", 97, expected[0])
+
+
+def test_a_snapshot_with_another_bit_is_noticed_in_the_rows_after_it_too(pole: Session) -> None:
+    def change(of: int, saved: dict[str, Any]) -> None:
+        saved["env"]["physics"]["qvel"][1] *= 1 + 1e-12
+
+    report = Replay(Altered(pole, snapshot=change), cart_pole()).go_to(110)
+    assert report.rows == (range(97, 110),)
+    assert report.first is not None
+    assert (report.first.leaf, report.first.row) == ("observation", 97)
+
+
+def test_a_seed_that_was_another_is_noticed_at_its_reset(pole: Session) -> None:
+    resets = pole.read(["resets"])["resets"]
+    place = int(np.flatnonzero(resets["seeded"] & (resets["row"] > 0))[0])
+
+    def change(tables: dict[str, Any]) -> None:
+        tables["resets"]["seed"][place] += 1
+
+    report = Replay(Altered(pole, tables=change), cart_pole()).run()
+    assert report.first is not None
+    assert (report.first.leaf, report.first.row) == ("reset/observation", int(resets["row"][place]))
+
+
+def test_options_that_could_not_be_recorded_are_told(pole: Session) -> None:
+    def change(tables: dict[str, Any]) -> None:
+        tables["resets"]["options"] = np.array(["?"] * len(tables["resets"]["options"]))
+
+    (found,) = Replay(Altered(pole, tables=change), cart_pole()).run().differences
+    assert found.leaf == "reset/options"
+
+
+def test_going_to_a_row_restores_what_was_there(pole: Session) -> None:
+    replay = Replay(pole, cart_pole())
+    for row in (130, 3, 97):
+        report = replay.go_to(row)
+        assert report.exact
+        assert replay.row == row
+    # the state before row 97 is the one that a snapshot has kept
+    kept = next(each for each in pole.snapshots if each.row == 97)
+    assert not differences(pole.snapshot(kept)["env"], replay.capture())
+    seen = pole.read(["rows/observation"], start=96, stop=97)["rows"]["observation"][0]
+    assert seen.tobytes() == replay.observation.tobytes()
+
+
+def test_going_to_the_end_of_an_episode_ends_after_the_reset(pole: Session) -> None:
+    resets = pole.read(["resets"])["resets"]
+    row, seen = int(resets["row"][1]), resets["observation"][1]
+    replay = Replay(pole, cart_pole())
+    replay.go_to(row)
+    assert replay.observation.tobytes() == seen.tobytes()
+
+
+def test_a_moment_is_the_row_that_was_in_progress(pole: Session) -> None:
+    begun = pole.read(["rows/started"])["rows"]["started"]
+    replay = Replay(pole, cart_pole())
+    replay.go_to(seconds=(int(begun[77]) + 1000 - pole.started) / 1e9)
+    assert replay.row == 77
+
+
+def test_where_no_snapshot_leads_to_is_refused_with_those_that_there_are(pole: Session) -> None:
+    replay = Replay(pole, cart_pole())
+    for row in (-1, STEPS + 1):
+        with pytest.raises(ConfigurationError, match=rf"leads to row {row}: .*snapshots lie before rows 0, 37"):
+            replay.go_to(row)
+    for wrong in ({}, {"row": 3, "seconds": 1.0}):
+        with pytest.raises(ConfigurationError, match="one of them"):
+            replay.go_to(**wrong)
+
+
+def test_steps_show_the_env_after_each_row(pole: Session) -> None:
+    replay = Replay(pole, cart_pole())
+    recorded = pole.read(["rows/observation"])["rows"]["observation"]
+    rows = []
+    for row in replay.steps(130, 145):
+        rows.append(row)
+        assert replay.observation.tobytes() == recorded[row].tobytes()
+        assert replay.simulation.qpos.tobytes() == recorded[row, :2].tobytes()
+    assert rows == list(range(130, 145))
+
+
+def test_what_was_not_recorded_is_measured_in_a_replay(pole: Session) -> None:
+    found = Replay(pole, cart_pole()).measure({"force": contact_force, "held": lambda env, info: info["held"]}, 10, 60)
+    signals = found.tables["rows"]["signals"]
+    assert found.tables["rows"]["row"].tolist() == list(range(10, 60))
+    assert signals["force"].shape[0] == 50
+    readings = pole.read(["readings"], start=10, stop=60)["readings"]["motor"]
+    came = set(readings["row"][(readings["kind"] == READING)].tolist())
+    # resets take readings as well, before the row that follows them
+    resets = set(pole.read(["resets"])["resets"]["row"].tolist())
+    assert [
+        row for row, held in zip(range(10, 60), signals["held"], strict=True) if held and row in came - resets
+    ] == []
+
+
+def test_contact_forces_carry_what_lies_on_the_floor() -> None:
+    import mujoco
+
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><geom type='plane' size='5 5 .1'/>"
+        "<body pos='0 0 .1'><freejoint/><geom type='box' size='.1 .1 .1' mass='2'/></body>"
+        "<body pos='1 0 .1'><freejoint/><geom type='sphere' size='.1' mass='3'/></body></worldbody></mujoco>"
+    )
+    data = mujoco.MjData(model)
+    mujoco.mj_step(model, data, 2000)
+    bench = type("Bench", (), {"model": model, "data": data})()
+    before = data.cfrc_ext.tobytes()
+    # at rest, a force is the weight; 9.81 m/s2 is MuJoCo's gravity, and the solver is soft
+    assert contact_force(bench) == pytest.approx([5 * 9.81, 2 * 9.81, 3 * 9.81], rel=1e-6)
+    assert data.cfrc_ext.tobytes() == before
+    with pytest.raises(ConfigurationError, match="no MuJoCo"):
+        contact_force(object())
+
+
+def test_rows_that_were_lost_are_passed_over_to_the_next_snapshot(pole: Session) -> None:
+    wrong = Altered(pole, missing=(range(50, 60),))
+    replay = Replay(wrong, cart_pole())
+    report = replay.run()
+    next_one = min(each.row for each in pole.snapshots if each.row >= 60)
+    assert report.exact
+    assert report.rows == (range(50), range(next_one, STEPS))
+    assert report.skipped == (range(50, 60), range(60, next_one))
+    with pytest.raises(ConfigurationError, match="lost of them 50 to 59"):
+        replay.go_to(61)
+    assert replay.go_to(next_one + 1).exact
+
+
+def test_a_state_that_was_restored_under_the_recorder_is_gone_on_from(tmp_path: Path) -> None:
+    def loop(recorder: Recorder) -> None:
+        env = simckpt.SnapshotEnv(recorder)
+        rng = np.random.default_rng(0)
+        env.reset(seed=3)
+        for step in range(60):
+            if step == 20:
+                saved = env.state_dict()
+            if step == 40:
+                env.load_state_dict(saved)
+                env.unwrapped.arm()
+            env.step(rng.uniform(-1, 1, 1))
+
+    session = record(tmp_path / "s", cart_pole(), loop=loop)
+    report = Replay(session, cart_pole()).run()
+    assert report.exact, str(report)
+    assert report.rows == (range(60),)
+    assert [each.row for each in session.snapshots] == [0, 40]
+    replay = Replay(session, cart_pole())
+    for row in (39, 40, 41):
+        assert replay.go_to(row).exact
+
+    # where the snapshot is missing that was taken then, what follows has nothing to go on from
+    class Without(Altered):
+        @property
+        def snapshots(self) -> Any:
+            return super().snapshots[:1]
+
+    replay = Replay(Without(session), cart_pole())
+    assert replay.go_to(39).exact
+    with pytest.raises(ConfigurationError, match="no snapshot of session 'played' leads to row 40"):
+        replay.go_to(40)
+    report = replay.run()
+    assert report.exact
+    assert report.rows == (range(40),)
+    assert sum(map(len, report.skipped)) == 20
+
+
+def test_what_the_loop_does_with_a_link_by_itself_is_done_again(tmp_path: Path) -> None:
+    def loop(recorder: Recorder) -> None:
+        link = recorder.unwrapped.link
+        recorder.reset(seed=1)
+        for step in range(30):
+            recorder.step(np.array([0.1]))
+            if step % 7 == 0:
+                link.send((0.5, 0.0))
+                link.receive()
+        recorder.snapshot()
+
+    session = record(tmp_path / "s", cart_pole(), loop=loop)
+    report = Replay(session, cart_pole()).run()
+    assert report.exact, str(report)
+    assert report.snapshots == 1
+
+
+def test_what_a_ring_has_kept_is_played(tmp_path: Path) -> None:
+    def loop(recorder: Recorder) -> None:
+        drive(recorder, 120)
+        recorder.trigger("enough")
+
+    # the ring begins where it happens to begin
+    recorder = Recorder(cart_pole(), tmp_path / "s", "ring", ring=0.1, part_seconds=0.02, snapshot_every=0.02)
+    try:
+        loop(recorder)
+    finally:
+        recorder.close()
+    (session,) = simckpt.Store(tmp_path / "s").sessions()
+    report = Replay(session, cart_pole()).run()
+    assert report.exact, str(report)
+    assert report.rows[-1].stop == session.rows.stop == 120
+
+
+class Waiting(gym.Wrapper):
+    """Waits in its reset for a reading, for an end of readings, and for a time."""
+
+    def reset(self, **arguments: Any) -> Any:
+        link = self.unwrapped.link
+        link.send((0.0, 0.0))
+        while link.receive(0.01) is None:
+            pass
+        while link.receive() is not None:
+            pass
+        until = link.time() + 2_000_000
+        while link.time() < until:
+            pass
+        return super().reset(**arguments)
+
+
+def test_an_env_that_waits_for_its_device_does_not_wait_for_ever(tmp_path: Path) -> None:
+    def bench(address: str) -> gym.Env:
+        return Waiting(CartPoleInTheLoopEnv(Link(UDP(address), command=Motor.command, reading=Motor.reading)))
+
+    def loop(recorder: Recorder) -> None:
+        recorder.reset(seed=1)
+        for _ in range(10):
+            recorder.step(np.array([0.2]))
+
+    with device(2, loss=0.0) as address:
+        session = record(tmp_path / "s", bench(address), loop=loop)
+    env = bench(address)
+    assert Replay(session, env).run().exact
+
+
+def test_an_env_that_asks_for_more_than_there_was_is_stopped() -> None:
+    noted: list[str] = []
+    tape = Tape("device", 2, lambda leaf, far: noted.append(leaf))
+    link = Link(UDP("127.0.0.1:9"), command=("force",), reading=("force", "position"), armed=False)
+    link.source = tape
+    tape.begin(7, until=10**9)
+
+    def ask_for_ever() -> None:
+        while True:
+            link.receive()
+
+    with pytest.raises(StateMismatchError, match="row 7: the env goes on asking link 'device' for more than was"):
+        ask_for_ever()
+    assert set(noted) == {"reading/device"}
+
+
+def test_no_step_of_ones_own_reaches_the_device(walk: tuple[Session, str], listening: socket.socket) -> None:
+    session, address = walk
+    env = ant(address)
+    with Replay(session, env) as replay:
+        replay.go_to(40)
+        for _ in range(5):
+            env.step(env.action_space.sample())
+        env.reset()
+        replay.run(30, 45)
+        # not even armed
+        replay.links["legs"].arm()
+        env.step(env.action_space.sample())
+    with pytest.raises(LinkDisarmedError):
+        env.step(env.action_space.sample())
+    assert is_silent(listening)
+    link = replay.links["legs"]
+    link.arm()
+    link.send(np.zeros(8))
+    # it would have been heard
+    assert select.select([listening], [], [], 60)[0]
+    link.close()
+
+
+def test_an_armed_and_open_link_is_closed_by_a_replay(walk: tuple[Session, str], listening: socket.socket) -> None:
+    env = ant(walk[1])
+    link = env.get_wrapper_attr("link")
+    link.arm()
+    Replay(walk[0], env).go_to(20)
+    assert not link.armed
+    assert is_silent(listening)
+
+
+def test_an_env_with_other_links_is_refused(pole: Session, walk: tuple[Session, str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"recorded with the links 'motor' \(force, position.*'legs'"):
+        Replay(pole, ant(walk[1]))
+    with pytest.raises(ConfigurationError, match="the env has none"):
+        Replay(pole, dict_space())
+
+
+def test_another_env_is_refused_with_what_differs(pole: Session) -> None:
+    other = gym.wrappers.NormalizeObservation(cart_pole())
+    replay = Replay(pole, other)
+    with pytest.raises(StateMismatchError, match="does not fit env"):
+        replay.run()
+
+
+def test_an_env_with_a_recorder_is_refused(pole: Session, tmp_path: Path) -> None:
+    recorder = Recorder(cart_pole(), tmp_path / "s", snapshot_every=None)
+    try:
+        with pytest.raises(ConfigurationError, match="without the Recorder"):
+            Replay(pole, gym.wrappers.TimeLimit(recorder, 10))
+    finally:
+        recorder.close()
+
+
+def test_a_session_without_snapshots_cannot_be_played(tmp_path: Path) -> None:
+    session = record(
+        tmp_path / "s", cart_pole(), loop=lambda env: (env.reset(), env.step(np.zeros(1)))[0], snapshot_every=None
+    )
+    with pytest.raises(ConfigurationError, match="no snapshot to play rows 0 to 0 from"):
+        Replay(session, cart_pole()).run()
+
+
+NAN = np.array([0x7FF8000000000001], np.uint64).view(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "expected"),
+    [
+        (np.array([0.0, 1.0]), np.array([0.0, 1.0]), {}),
+        (np.array([np.nan, np.inf]), np.array([np.nan, np.inf]), {}),
+        (np.array([0.0]), np.array([-0.0]), {"x": 0.0}),
+        (np.array([np.nan]), NAN, {"x": 0.0}),
+        (np.array([np.nan]), np.array([1.0]), {"x": np.nan}),
+        (np.array([np.inf]), np.array([1.0]), {"x": np.inf}),
+        (np.array([1.0, 2.0]), np.array([1.5, 2.25]), {"x": 0.5}),
+        (np.array([1.0]), np.array([1.0], np.float32), {"x": 0.0}),
+        (np.array([0.0]), np.array([0]), {"x": 0.0}),
+        (np.array([1, 2**62]), np.array([1, 2**62 + 1]), {"x": 1.0}),
+        (np.array([True]), np.array([False]), {"x": None}),
+        (np.array([1.0]), np.array([1.0, 2.0]), {"x": None}),
+        (np.int64(3), 3, {}),
+        ({"a": np.zeros(2), "b/c": np.ones(1)}, {"b/c": np.zeros(1), "a": np.zeros(2)}, {"x/b%2Fc": 1.0}),
+        ({"a": np.zeros(2)}, {"b": np.zeros(2)}, {"x": None}),
+        ((np.zeros(2), np.ones(1)), (np.zeros(2), np.zeros(1)), {"x/1": 1.0}),
+        ((np.zeros(2),), (np.zeros(2), np.zeros(1)), {"x": None}),
+    ],
+)
+def test_equal_is_equal_to_the_last_bit(recorded: Any, now: Any, expected: dict[str, float | None]) -> None:
+    found: dict[str, float | None] = {}
+    compare(recorded, now, "x", found.__setitem__)
+    assert str(found) == str(expected)
+
+
+def test_a_report_of_many_leaves_is_short() -> None:
+    found = Differences()
+    for number in range(50):
+        for row in range(number, 1000):
+            found.note(row, f"leaf_{number:02d}", float(row) if row != 500 else np.nan)
+    report = ReplayReport("s", (range(1000),), 3, found.all())
+    assert report.first is not None
+    assert (report.first.leaf, report.first.rows, report.first.at) == ("leaf_00", 1000, 500)
+    lines = str(report).splitlines()
+    assert len(lines) == 22
+    assert lines[-1] == "  and 30 more leaves"
+
+
+def test_snapshots_of_the_fixture_lie_where_the_tests_need_them(pole: Session) -> None:
+    assert {0, *SNAPSHOTS} <= {each.row for each in pole.snapshots}
+    assert len(pole.read(["resets"])["resets"]["row"]) > 3
