@@ -188,12 +188,22 @@ class Preparer(Protocol):
         ...
 
 
-def preparer(files: StoreFiles, run: str, process: WriterProcess | None, shard: Shard | None = None) -> Preparer:
-    """Returns the preparer that works in the calling thread, or the one that hands over to a process."""
+def preparer(
+    files: StoreFiles, run: str, process: WriterProcess | None, shard: Shard | None = None, *, lent: bool = False
+) -> Preparer:
+    """Returns the preparer that works in the calling thread, or the one that hands over to a process.
+
+    Args:
+        files: of the store.
+        run: the run's name.
+        process: that writes, or None.
+        shard: which of several ranks this is.
+        lent: see `StoreFiles.prepare`.
+    """
     elsewhere = None if process is None else process.prepare
 
     def prepare(components: Mapping[str, state.Encoded], texts: Texts) -> Prepared:
-        return files.prepare(run, components, attributes=texts, elsewhere=elsewhere, shard=shard)
+        return files.prepare(run, components, attributes=texts, elsewhere=elsewhere, shard=shard, lent=lent)
 
     return prepare
 
@@ -234,7 +244,9 @@ class OwnPublisher:
 
     def __call__(self, snapshot: Snapshot) -> Commit:
         """Prepares and publishes."""
-        prepared = self._prepare(snapshot.encode(), snapshot.texts)
+        # a tensor that is sharded over a mesh of this process alone is all here
+        components = {name: state.without_parts(encoded) for name, encoded in snapshot.encode().items()}
+        prepared = self._prepare(components, snapshot.texts)
         draft = replace(snapshot.draft, duration=time.monotonic() - snapshot.due)
         return self._files.publish(self._run, draft, prepared)
 

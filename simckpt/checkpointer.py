@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -101,21 +101,13 @@ class Checkpointer:
         self._decisions = Decisions()
         if timeout is not None:
             self._ranks.patience = timeout
-        self._saver = self._ranks.each(
-            lambda: Saver(
-                run,
-                files,
-                self.components,
-                self._decisions,
-                keep=keep or KeepAll(),
-                background=background,
-                when_busy=when_busy,
-                per_rank=per_rank or {},
-                coordination=coordination,
-            )
-        )
-        self._saver.share_names(self._ranks.gather(list(self.components)), same=coordination == BARRIER)
+        how: dict[str, Any] = {"background": background, "when_busy": when_busy, "coordination": coordination}
+        made = partial(Saver, run, files, self.components, self._decisions, keep=keep or KeepAll(), **how)
+        self._saver = self._ranks.each(lambda: made(per_rank=per_rank or {}))
         self._end = LoopEnd(run, self._saver, save_when, self._in_loop)
+        together = {"when_busy": when_busy, "in_place": in_place, "rollback": rollback is not None}
+        alike = {"coordination": coordination, "timeout": timeout, "signals": list(self._end.signals)}
+        self._saver.meet(alike | (together if coordination == BARRIER else {}), together=coordination == BARRIER)
         damaged = self._saver.writer.read_line()
         self._rollbacks: Rollbacks | None = None
         if rollback is not None:
@@ -224,7 +216,9 @@ class Checkpointer:
         """The hyperparameters in force now; a rollback may have changed them since `Run.configure`."""
         return self._run.hyperparameters_in_force
 
-    def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
+    def restore_latest(
+        self, *, damaged: str = FALL_BACK, untouched: Collection[str] = frozenset()
+    ) -> Checkpoint | None:
         """Returns the checkpoint that was put into the live objects, or None if the run has none yet.
 
         Several ranks restore the same checkpoint or none; if there were more or fewer, see `restore_report`.
@@ -238,8 +232,10 @@ class Checkpointer:
 
         Args:
             damaged: "fall back"; "fall back anyway", also if an archive out of reach has the newest whole; or "raise".
+            untouched: components, and variables of a `LoopState` as `"loop/counter"`, that stay as they are here.
 
         Raises:
+            ConfigurationError: `untouched` names what there is not.
             StateMismatchError: names, keys or shapes differ from the checkpoint's; nothing was touched.
             OverrideNotAppliedError: a changed hyperparameter is not in force; everything was put back.
             RestoreError: a component failed halfway; everything was put back.
@@ -252,22 +248,24 @@ class Checkpointer:
             BranchWarning: parts stay as the program made them, for an overridden hyperparameter changes their shape; or
                 the run's own state does not have the value of one that was changed before.
         """
+        self._ranks.at("Checkpointer.restore_latest")
         self._saver.collect(wait=True)
-        note_beginning = None if self._rollbacks is None else self._rollbacks.note_beginning
-        checkpoint = resume(
+        return resume(
             self._run,
             self._files,
             self._saver,
             self.components,
             self._hyperparameters,
             damaged=damaged,
-            note_beginning=note_beginning,
+            untouched=frozenset(untouched),
+            note_beginning=None if self._rollbacks is None else self._rollbacks.note_beginning,
+            note_restored=self._note_restored,
         )
-        if checkpoint is not None:
-            self._must_restore, self._saver.put_off = False, ""
-            self._last_step = self._set_at = checkpoint.step
-            self.restored_from = checkpoint.id
-        return checkpoint
+
+    def _note_restored(self, checkpoint: Checkpoint) -> None:
+        self._must_restore, self._saver.put_off = False, ""
+        self._last_step = self._set_at = checkpoint.step
+        self.restored_from = checkpoint.id
 
     def read_line(self) -> None:
         """Takes note that checkpoints were pruned by somebody else of this process."""
@@ -379,8 +377,7 @@ class Checkpointer:
         """
         self._saver.collect(wait=True)
         self._saver.settle(self._ranks.patience)
-        line = self._saver.writer.line
-        return self._saver.checkpoint(line[-1].id) if line else None
+        return self._saver.checkpoint(line[-1].id) if (line := self._saver.writer.line) else None
 
     def _check(self, step: Any, metrics: Any) -> tuple[dict[str, float], bool]:
         """Refuses a call that makes no sense, and notes its evaluations; tells other machines that this process lives.
@@ -439,11 +436,10 @@ class Checkpointer:
     def _go_back(self, verdict: RollbackDecision, *, begun: float) -> Save:
         """Rolls back; returns the save of its commit in place, and raises RolledBack otherwise."""
         assert self._rollbacks is not None
-        step, end, asked = self._last_step, self._end, self.stop_requested
-        problem = "" if asked is None else self._ranks.first(functools.partial(end.too_late_for, asked))
-        if asked is not None and problem:
+        step, end, asked = self._last_step, self._end, self._signal_of_all()
+        if asked is not None and (problem := self._ranks.first(partial(end.too_late_for, asked))):
             why = f"the run was to go back ({verdict.reason}), which is done at the next start: {problem}"
-            end.exit(asked, step, why)
+            end.exit(self._ranks.part(asked) or asked, step, why)
         # after Ctrl-C nobody knows whether the live objects are what the head is
         must_restore, self._must_restore = self._must_restore, True
         try:
@@ -457,9 +453,7 @@ class Checkpointer:
             told = with_remedy(error) if isinstance(error, HalfRestoredError) else error
             told.add_note(f"run {self._run.name!r} was going back from step {step}: {verdict.reason}")
             raise told from error.__cause__
-        self._must_restore, self._saver.put_off = False, ""
-        self._last_step = self._set_at = plan.target.step
-        self.restored_from = plan.target.id
+        self._note_restored(plan.target)
         self._run.log(
             "rolled back",
             checkpoint=save.wait().id,
@@ -472,13 +466,17 @@ class Checkpointer:
             saw=self._decisions.rollbacks[-1]["saw"],
         )
         rolled_back = self._rollbacks.notices.rolled_back(verdict, step=step, target_step=plan.target.step)
-        if (asked := next(filter(None, self._ranks.gather(self.stop_requested)), None)) is not None:
-            end.exit(asked, step, "")
+        if (asked := self._signal_of_all()) is not None:
+            end.exit(self._ranks.part(asked) or asked, step, "")
         if self._in_place:
             return save
         self._run.close()
         self._closed_by = f" when it went back from step {step} to step {plan.target.step}"
         raise rolled_back
+
+    def _signal_of_all(self) -> str | None:
+        """Returns the signal that asks one of the ranks to end, which may have come since they agreed on the step."""
+        return next(filter(None, self._ranks.gather(self.stop_requested)), None)
 
     def _stop(self, verdict: RollbackDecision, metrics: Mapping[str, float]) -> NoReturn:
         count = len(self._decisions.rollbacks)

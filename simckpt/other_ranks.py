@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simckpt import state
-from simckpt.errors import LeafNotFoundError, StateMismatchError
+from simckpt.errors import ConfigurationError, LeafNotFoundError, StateMismatchError
 from simckpt.ranks import owner_of, stored_name
 from simckpt.restore import ENVS, LOGS, Adjustment
 from simckpt.storage.names import encode_part
@@ -56,6 +56,7 @@ def resharded(
         counts: from `counts_of`.
 
     Raises:
+        ConfigurationError: what is to stay as it is is not there; nothing was touched.
         StateMismatchError: what cannot go to other ranks; nothing was touched.
         DamagedError, FormatError: the checkpoint cannot be read.
     """
@@ -73,17 +74,24 @@ def resharded(
         component = saver.bound[stored]
         live = None if component.order == LOGS else component.handle.capture()
         try:
-            found = reshard(name, component.handle, _Saved(name, checkpoint, before, live), live, change)
+            deal = change.deals.get(name)
+            sources = range(before) if deal is None else [move.source for move in deal.moves(ranks.rank)]
+            prefix = f"{stored}/"
+            kept = {each.removeprefix(prefix) for each in adjustment.untouched if each.startswith(prefix)}
+            saved = _Saved(name, checkpoint, before, live, sources, without=kept)
+            found = reshard(name, component.handle, saved, live, change)
         except StateMismatchError as error:
             problems += error.problems or [str(error)]
             continue
         tree = found.tree
         if adjustment.seed is not None:
             state.reseed(tree, f"{adjustment.seed} {stored}")
-        for place in adjustment.untouched:
-            variable = place.removeprefix(f"{stored}/")
-            if variable != place and isinstance(live, Mapping) and variable in live:
+        for variable in sorted(kept):
+            if isinstance(live, Mapping) and variable in live:
                 tree[variable] = live[variable]
+            elif variable not in saved.left_out:
+                message = f"'{name}/{variable}' cannot be left as it is: {name!r} has no such variable"
+                raise ConfigurationError(message, keys=[f"{name}/{variable}"])
         trees[stored] = tree
         lines += found.lines
     if problems:
@@ -121,24 +129,54 @@ def _saved_name(name: str, rank: int, before: int) -> str:
 
 
 class _Saved(Mapping[int, Any]):
-    """{old rank: its state of a component}, each read when it is asked for."""
+    """{old rank: its state of a component}, read when it is asked for.
 
-    def __init__(self, name: str, checkpoint: Checkpoint, before: int, live: Any) -> None:
+    Args:
+        name: of the component.
+        checkpoint: that has it.
+        before: how many ranks there were.
+        live: its state here, whose classes are taken.
+        sources: the ranks that are needed, which are read at once: each reading parses the whole index.
+        without: variables of a loop that are left out.
+
+    Attributes:
+        left_out: those of them that were there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        checkpoint: Checkpoint,
+        before: int,
+        live: Any,
+        sources: Collection[int],
+        *,
+        without: Collection[str] = (),
+    ) -> None:
+        self.left_out: set[str] = set()
+        self._without = without
         self._name = name
         self._checkpoint = checkpoint
         self._before = before
         self._live = live
+        self._sources = frozenset(sources)
         self._read: dict[int, Any] = {}
 
     def __getitem__(self, rank: int) -> Any:
         if rank not in self._read:
-            name = _saved_name(self._name, rank, self._before)
+            wanted = self._sources if rank in self._sources else {rank}
+            names = {each: _saved_name(self._name, each, self._before) for each in sorted(wanted)}
             try:
-                saved = self._checkpoint.read([name])[name]
+                saved = self._checkpoint.read(list(names.values()))
             except LeafNotFoundError as error:
-                problem = f"component {self._name!r} of rank {rank} is not in the checkpoint"
+                problem = f"component {self._name!r} is not in the checkpoint for all ranks: {error}"
                 raise StateMismatchError(problem, problems=[problem]) from error
-            self._read[rank] = state.decode(saved.leaves, saved.structure, template=self._live)
+            for each, stored in names.items():
+                tree = state.decode(saved[stored].leaves, saved[stored].structure, template=self._live)
+                if self._without and isinstance(tree, dict):
+                    self.left_out.update(tree.keys() & set(self._without))
+                    tree = {key: value for key, value in tree.items() if key not in self._without}
+                self._read[each] = tree
         return self._read[rank]
 
     def __iter__(self) -> Iterator[int]:

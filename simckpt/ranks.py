@@ -6,16 +6,20 @@ agrees with itself, so that nothing else asks which of the two it is.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from simckpt.errors import ConfigurationError
+from simckpt.errors import ConfigurationError, RunLockedError
 from simckpt.storage.records import Shard
 from simckpt.suggest import nearest
+
+if TYPE_CHECKING:
+    from simckpt.storage import StoreFiles
 
 T = TypeVar("T")
 
@@ -80,7 +84,8 @@ class Ranks(Protocol):
         size: how many there are.
         shard: which part of a checkpoint this process writes, or None if it writes all.
         busy: whether a save was in flight on some rank when they last agreed on a step.
-        patience: how much longer one rank may take than the others for its part of a save or a decision [s].
+        patience: how much longer one rank may take than the others for its part of a save [s]; for decisions, starts
+            and restores at least as long as training's own process group waits.
     """
 
     rank: int
@@ -92,6 +97,10 @@ class Ranks(Protocol):
     @property
     def leads(self) -> bool:
         """Whether this process holds the claim, decides and writes the records; the others follow."""
+        ...
+
+    def at(self, call: str) -> None:
+        """Takes note of the call of the program that is answered from here on, which is the same on all ranks."""
         ...
 
     def first(self, function: Callable[[], T]) -> T:
@@ -132,6 +141,10 @@ class Ranks(Protocol):
 
     def claim(self, run: str) -> Held:
         """Returns what a rank that follows has of the claim."""
+        ...
+
+    def leave(self) -> None:
+        """Ends the connections to the other ranks, for the run is closed here."""
         ...
 
     def part(self, signal: str | None) -> str | None:
@@ -177,6 +190,9 @@ class Alone:
     patience = 0.0
     leads = True
 
+    def at(self, call: str) -> None:
+        """There are no others that could be elsewhere."""
+
     def first(self, function: Callable[[], T]) -> T:
         """Calls it."""
         return function()
@@ -207,6 +223,9 @@ class Alone:
         """A process that trains alone follows nobody."""
         raise AssertionError(run)
 
+    def leave(self) -> None:
+        """There are no others."""
+
     def part(self, signal: str | None) -> str | None:
         """Waits for nobody."""
         return signal
@@ -236,6 +255,29 @@ def check_per_rank(components: Mapping[str, Any], per_rank: Any) -> None:
             raise ConfigurationError(message, keys=["per_rank"])
 
 
+def check_names(of_ranks: Sequence[str]) -> None:
+    """Checks that all ranks start the run of one name; raises ConfigurationError."""
+    for rank, name in enumerate(of_ranks):
+        if name != of_ranks[0]:
+            message = f"the ranks of a program train one run, and rank 0 starts {of_ranks[0]!r}, rank {rank} {name!r}"
+            raise ConfigurationError(message, keys=["name"])
+
+
+def claimed(files: StoreFiles, run: str) -> Held:
+    """Returns the claim on a run; raises RunLockedError, with a hint where ranks do not know of each other."""
+    try:
+        return files.claim(run)
+    except RunLockedError as error:
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if "TORCHELASTIC_RUN_ID" not in os.environ or ranks < 2:
+            raise
+        hint = (
+            f"torchrun has started {ranks} ranks, each of which trains alone: call "
+            "torch.distributed.init_process_group() before the run is started, or let each start a run of its own"
+        )
+        raise RunLockedError(f"{error}; {hint}", host=error.host, pid=error.pid) from error
+
+
 def stored_name(name: str, rank: int) -> str:
     """Returns the name in a checkpoint of what a rank has of a component."""
     return f"{name}@{rank}"
@@ -254,7 +296,6 @@ def ranks_of_program() -> Ranks:
     """Returns the ranks of this program, or `ALONE`; every rank calls it where it starts a run.
 
     Raises:
-        ConfigurationError: `torchrun` has started several ranks, and the program has set up no process group.
         CoordinationError: other ranks do not take part.
     """
     if "torch.distributed" not in sys.modules:

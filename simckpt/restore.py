@@ -17,6 +17,7 @@ from simckpt.errors import (
     UnsupportedStateError,
 )
 from simckpt.state.leaf import Slab
+from simckpt.state.paths import path_part
 from simckpt.storage.names import encode_part
 from simckpt.suggest import nearest
 
@@ -31,11 +32,18 @@ ENVS, PLAIN, LOGS, STREAMS = range(4)
 
 @dataclass(frozen=True)
 class BoundComponent:
-    """A component, the handle that captures and restores it, and its place in the order of a restore."""
+    """A component, the handle that captures and restores it, and its place in the order of a restore.
+
+    Attributes:
+        own: another component of a checkpoint, with what this rank alone had of this one; see `overlaid`.
+        ranks: how many there are, as otherwise that is somebody else's.
+    """
 
     name: str
     handle: state.Handle
     order: int
+    own: str = ""
+    ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,17 @@ def _may_have_parts() -> bool:
     # any torch optimizer imports the module of these tensors, so that alone says nothing
     distributed = sys.modules.get("torch.distributed")
     return _TENSORS_IN_PARTS in sys.modules and distributed is not None and bool(distributed.is_initialized())
+
+
+def own_part(encoded: state.Encoded, paths: Collection[str]) -> state.Encoded:
+    """Returns the component that keeps what one rank has at some paths of a component of all ranks."""
+    return state.encode({path: state.leaf_value(encoded.leaves[path]) for path in sorted(paths)})
+
+
+def overlaid(encoded: state.Encoded, own: state.Encoded) -> state.Encoded:
+    """Returns a component of all ranks with the leaves that `own_part` has kept of one rank in their places."""
+    leaves = {path: own.leaves.get(path_part(path), leaf) for path, leaf in encoded.leaves.items()}
+    return state.Encoded(leaves, encoded.structure)
 
 
 def wanted_parts(
@@ -209,7 +228,13 @@ def rehearse(bound: Mapping[str, BoundComponent], states: Mapping[str, Any] | No
         UnsupportedStateError: a component that cannot be captured, or that would not take back its own state.
     """
     for name, component in bound.items():
-        live = component.handle.capture()
+        try:
+            live = component.handle.capture()
+        except SimckptError:
+            raise
+        except Exception as error:
+            message = f"component {name!r} cannot be captured: {type(error).__name__}: {error}"
+            raise UnsupportedStateError(message, path=name, type_name=type(component.handle).__name__) from error
         if component.order == LOGS:
             continue
         encoded = state.encode(live if states is None else states[name])
@@ -226,6 +251,7 @@ def apply(
     *,
     source: str,
     adjustment: Adjustment | None = None,
+    available: Collection[str] = (),
 ) -> None:
     """Puts the saved states into the live objects: all of them, or none.
 
@@ -233,6 +259,7 @@ def apply(
         bound: the components to restore, in order; each needs an entry in `saved`, unless it stays untouched.
         saved: what was read and verified, by component.
         source: the checkpoint's name for messages.
+        available: the names of all components that were saved, for messages.
         adjustment: what is to differ from the saved states. What its `then` raises comes out as it is, after everything
             was put back.
 
@@ -254,6 +281,7 @@ def apply(
         undo,
         source=source,
         adjustment=adjustment,
+        available=available,
     )
     live = {name: undo[name] | _variables(beginnings, name) for name in kept}
     _adjust(states, live, kept, adjustment.seed)
@@ -371,11 +399,13 @@ def decode(
     *,
     source: str,
     adjustment: Adjustment,
+    available: Collection[str] = (),
 ) -> dict[str, Any]:
     """Returns the saved states as trees, their classes taken from the live templates."""
     missing = [name for name in bound if name not in saved]
     if missing:
-        problems = [f"component {name!r} is not in the checkpoint, which has {sorted(saved)}" for name in missing]
+        there = sorted(available or saved)
+        problems = [f"component {name!r} is not in the checkpoint, which has {there}" for name in missing]
         raise _misfit(problems, dict.fromkeys(missing, ()), source=source, adjustment=adjustment)
     found = {}
     for name, component in bound.items():

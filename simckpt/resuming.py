@@ -14,6 +14,7 @@ from simckpt.branching.construction import kept_rates, refuse_taken
 from simckpt.branching.hyperparameters import other_ways
 from simckpt.branching.origin import original_id, past_of
 from simckpt.branching.watching import Rate
+from simckpt.comparison import fingerprint
 from simckpt.configuration import same_values
 from simckpt.errors import (
     BranchWarning,
@@ -45,7 +46,9 @@ def resume(
     hyperparameters: Hyperparameters | None,
     *,
     damaged: str,
+    untouched: frozenset[str] = frozenset(),
     note_beginning: Callable[[], None] | None = None,
+    note_restored: Callable[[Checkpoint], None] = lambda checkpoint: None,
 ) -> Checkpoint | None:
     """Returns the checkpoint that was put into the live objects, or None if there is none; see `restore_latest`.
 
@@ -56,7 +59,9 @@ def resume(
         components: {name: live object}.
         hyperparameters: what holds them, if the program says so.
         damaged: see `Checkpointer.restore_latest`.
+        untouched: as there.
         note_beginning: called before anything is restored.
+        note_restored: called once the checkpoint is in the live objects, before it is told: warnings may be errors.
     """
     search = candidates(run, files, damaged=damaged)
     counts = other_ranks.counts_of(saver)
@@ -64,6 +69,7 @@ def resume(
         try:
             with run.ranks.phases() as phases:
                 adjustment = adjustment_of(run, checkpoint, hyperparameters, components)
+                adjustment = replace(adjustment, untouched=adjustment.untouched | untouched)
                 if note_beginning is not None:
                     note_beginning()
                 together = in_phases(adjustment, saver, hyperparameters, phases)
@@ -74,6 +80,7 @@ def resume(
         # on all ranks, or on none
         if run.ranks.first(lambda: saver.writer.head not in (checkpoint.id, None)):
             saver.go_on_from(checkpoint)
+        note_restored(checkpoint)
         run.log("restored", checkpoint=checkpoint.id, step=checkpoint.step)
         if any(told := run.ranks.gather(list(saver.report))):
             run.log(
@@ -350,3 +357,19 @@ def require_declared(hyperparameters: Hyperparameters | None, keys: Collection[s
             key=key,
         )
     hyperparameters.check(keys)
+
+
+def seed_of(target: Checkpoint, number: int, branch: str, *, without: Collection[str] = ()) -> str:
+    """Returns the text from which the random streams after a rollback are derived.
+
+    Depends on what the target holds, and not on its id: a run that was killed and goes back once more draws the same
+    numbers as the one that was not killed, and runs of different seeds draw different ones.
+
+    Args:
+        target: what the run goes back to.
+        number: of the rollback in the run, from 1 on: another try is another one.
+        branch: the run's name if it is a branch: several may go back to one origin. Empty for others.
+        without: components that do not count, for they are large or no part of training.
+    """
+    of_branch = f" of branch {branch}" if branch else ""
+    return f"rollback {number}{of_branch} to step {target.step}, {fingerprint(target, without=without)}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from simckpt import policies, restore, state
 from simckpt.background import Save
-from simckpt.comparison import fingerprint
 from simckpt.decisions import DECISIONS
 from simckpt.errors import (
     ConfigurationError,
@@ -25,7 +24,7 @@ from simckpt.errors import (
 from simckpt.finiteness import non_finite_parameter
 from simckpt.policies import CheckpointFacts, Moment, RollbackDecision, RollbackMoment, RollbackPolicy
 from simckpt.restore import Adjustment
-from simckpt.resuming import Beginning, beginning_of, require_declared
+from simckpt.resuming import Beginning, beginning_of, require_declared, seed_of
 from simckpt.rollback_notices import Notices
 
 if TYPE_CHECKING:
@@ -296,14 +295,14 @@ class Rollbacks:
         """
         assert decision.target is not None
         assert decision.changes is not None
-        target, beginning = self._target(decision.target)
-        # what earlier rollbacks have changed since returns to what it was at the target
-        alterable = policies.keys(self.policy.levels).union(*(each["changes"] for each in self._decisions.rollbacks))
-        there = {**target.hyperparameters, **beginning.overrides, **self._rates_at(target, alterable)}
-        values = policies.new_values(decision.changes, there)
-        number, apart = len(self._decisions.rollbacks) + 1, {DECISIONS, *self._logs_of(target)}
+        ranks = self._run.ranks
+        target, beginning, in_force, values = ranks.each(lambda: self._values_of(decision))
+        number = len(self._decisions.rollbacks) + 1
         branch = self._run.name if self._run.branch is not None else ""
-        own_seed = seed_of(target, number, branch, without=apart) if policies.reseeds(decision.changes) else None
+        own_seed = None
+        if policies.reseeds(decision.changes):
+            # of all ranks one reads the whole target for that
+            own_seed = ranks.first(lambda: seed_of(target, number, branch, without={DECISIONS, *self._logs_of(target)}))
         return Plan(
             decision=decision,
             target=target,
@@ -311,12 +310,23 @@ class Rollbacks:
             abandoned=self._saver.writer.head,
             values=values,
             overrides=beginning.overrides,
-            in_force={**{key: there[key] for key in alterable if key in there}, **values},
+            in_force=in_force,
             seed=", ".join(filter(None, (beginning.seed, own_seed))) or None,
             own_seed=own_seed,
             kept=frozenset(map(self._saver.place, policies.kept_components(decision.changes))),
             fresh=frozenset(map(self._saver.place, beginning.untouched)),
         )
+
+    def _values_of(self, decision: RollbackDecision) -> tuple[Checkpoint, Beginning, dict[str, Any], Mapping[str, Any]]:
+        """Returns the target, what the run adds to it, what is in force then, and what of that is changed."""
+        assert decision.target is not None
+        assert decision.changes is not None
+        target, beginning = self._target(decision.target)
+        # what earlier rollbacks have changed since returns to what it was at the target
+        alterable = policies.keys(self.policy.levels).union(*(each["changes"] for each in self._decisions.rollbacks))
+        there = {**target.hyperparameters, **beginning.overrides, **self._rates_at(target, alterable)}
+        values = policies.new_values(decision.changes, there)
+        return target, beginning, {**{key: there[key] for key in alterable if key in there}, **values}, values
 
     def _logs_of(self, target: Checkpoint) -> list[str]:
         """Returns the logs of a checkpoint, those of other ranks included."""
@@ -481,19 +491,3 @@ def _cut(text: str) -> str:
     while len(json.dumps(text)) > TEXT_LIMIT:
         text = text[:-1]
     return text
-
-
-def seed_of(target: Checkpoint, number: int, branch: str, *, without: Collection[str] = ()) -> str:
-    """Returns the text from which the random streams after a rollback are derived.
-
-    Depends on what the target holds, and not on its id: a run that was killed and goes back once more draws the same
-    numbers as the one that was not killed, and runs of different seeds draw different ones.
-
-    Args:
-        target: what the run goes back to.
-        number: of the rollback in the run, from 1 on: another try is another one.
-        branch: the run's name if it is a branch: several may go back to one origin. Empty for others.
-        without: components that do not count, for they are large or no part of training.
-    """
-    of_branch = f" of branch {branch}" if branch else ""
-    return f"rollback {number}{of_branch} to step {target.step}, {fingerprint(target, without=without)}"

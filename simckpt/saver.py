@@ -6,6 +6,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simckpt import provenance, restore
@@ -21,6 +22,7 @@ from simckpt.errors import (
     UpkeepWarning,
 )
 from simckpt.policies import KeepAll
+from simckpt.ranks import stored_name
 from simckpt.shard_writing import writer_of
 from simckpt.state.shared_memory import Slabs
 from simckpt.state.staging import Arena
@@ -93,20 +95,29 @@ class Saver:
         self._keep = keep
         self.names = {**run.ranks.stored(components, per_rank), DECISIONS: DECISIONS}
         self.bound = restore.bind({**components, DECISIONS: decisions}, self.names)
+        if not self.ranks.leads:
+            # what it has where rank 0's copy is that of all
+            own = {name: stored_name(name, self.ranks.rank) for name, stored in self.names.items() if name == stored}
+            for name, kept in own.items():
+                self.bound[name] = replace(self.bound[name], own=kept, ranks=self.ranks.size)
         self.logs = restore.logs(self.bound)
         shared = sorted(name for name in self.logs if name in components) if self.ranks.size > 1 else []
         if shared:
             message = f"a replay buffer is each rank's own: per_rank cannot make {shared[0]!r} one for all ranks"
             raise ConfigurationError(message, keys=["per_rank", *shared])
         slabs = Slabs() if background == "process" else None
-        self._arena = Arena() if slabs is None else Arena(slabs.allocate, discard=slabs.discard, pinned=False)
+        # a save that is done before training goes on can read the tensors where they are
+        lent = background is None
+        self._arena = Arena(lends=lent) if slabs is None else Arena(slabs.allocate, discard=slabs.discard, pinned=False)
         self.process = None if slabs is None else WriterProcess(slabs)
         self._explanations = restore.Explanations(self.bound, {DECISIONS: TEXTS})
         # finds out now what cannot be captured, and touches the memory that saves will use
         with self._arena.recording():
             restore.rehearse(self.bound)
         self._arena.release()
-        self.publisher, self.writer = writer_of(run, files, keep, self.process, self.bound, coordination=coordination)
+        self.publisher, self.writer = writer_of(
+            run, files, keep, self.process, self.bound, coordination=coordination, lent=lent
+        )
         self.flight: Save | None = None
         self._open: list[Save] = []  # written, and not committed yet, for other ranks have not
         self.latest: Save | None = None
@@ -128,15 +139,38 @@ class Saver:
         (record,) = known or [each for each in others if isinstance(each, CommitRecord) and each.id == id]
         return Checkpoint(self._files, self._run.name, record)
 
-    def share_names(self, of_ranks: list[list[str]], *, same: bool) -> None:
-        """Takes note of the components of all ranks; raises ConfigurationError if they are not what they should be."""
-        if same:
-            for rank, names in enumerate(of_ranks):
-                differing = sorted({*names} ^ {*of_ranks[0]})
-                if differing:
-                    message = f"ranks 0 and {rank} register other components: {differing[0]!r} is on one of them only"
-                    raise ConfigurationError(message, keys=differing)
-        self.known = frozenset(name for names in of_ranks for name in names) | {DECISIONS}
+    def meet(self, arguments: Mapping[str, Any], *, together: bool) -> None:
+        """Takes note of the components of all ranks; every rank calls it.
+
+        Args:
+            arguments: of the checkpointer, that all ranks give alike.
+            together: whether the ranks save together, so that they have the same components.
+
+        Raises:
+            ConfigurationError: components or arguments are not what they should be.
+        """
+        shared = {name: stored == name for name, stored in self.names.items()}
+        of_ranks = self.ranks.gather({"arguments": dict(arguments), "shared": shared})
+        first = of_ranks[0]
+        for rank, found in enumerate(of_ranks):
+            for key, value in first["arguments"].items():
+                if found["arguments"].get(key) != value:
+                    differing = f"{key} is {value!r} on rank 0, {found['arguments'].get(key)!r} on rank {rank}"
+                    message = f"the ranks give run.checkpointer other arguments, which have to be the same: {differing}"
+                    raise ConfigurationError(message, keys=[key])
+            single = sorted(found["shared"].keys() ^ first["shared"].keys()) if together else []
+            if single:
+                message = f"ranks 0 and {rank} register other components: {single[0]!r} is on one of them only"
+                raise ConfigurationError(message, keys=single)
+            for name in sorted(found["shared"].keys() & first["shared"].keys()):
+                if found["shared"][name] != first["shared"][name]:
+                    owner, other = (0, rank) if first["shared"][name] else (rank, 0)
+                    message = (
+                        f"component {name!r} is one for all ranks on rank {owner}, and rank {other} has its own: say "
+                        f"which by per_rank={{{name!r}: ...}}, the same on all"
+                    )
+                    raise ConfigurationError(message, keys=["per_rank", name])
+        self.known = frozenset(name for found in of_ranks for name in found["shared"]) | {DECISIONS}
 
     def place(self, place: str) -> str:
         """Returns what a component, or `component/variable` of a loop, is called in a checkpoint."""
@@ -145,9 +179,11 @@ class Saver:
 
     def close(self) -> None:
         """Waits a while for the saves that wait for other ranks, and ends the writer process; none is in flight."""
-        self.settle(self.ranks.patience)
-        if self.process is not None:
-            self.process.close()
+        try:
+            self.settle(self.ranks.patience)
+        finally:
+            if self.process is not None:
+                self.process.close()
 
     def restored(self, checkpoint: Checkpoint, *, untouched: frozenset[str] = frozenset()) -> None:
         """Takes note that a checkpoint was put into the live objects, all but those that were left untouched."""
@@ -321,7 +357,10 @@ class Saver:
             self._open.append(save)
 
     def settle(self, timeout: float) -> None:
-        """Waits for the saves that are written and wait for other ranks, so long at most [s]; then gives them up."""
+        """Waits for the saves that are written and wait for other ranks, so long at most [s]; then gives them up.
+
+        If the last one became no checkpoint, a `SaveFailedWarning` says so.
+        """
         until = time.monotonic() + timeout
         for save in self._open:
             save.join(max(0.0, until - time.monotonic()))
@@ -330,6 +369,13 @@ class Saver:
             for save in self._open:
                 save.join()
         self.collect(wait=False)
+        last = self.latest
+        if last is not None and isinstance(last.error, SupersededError) and not last.told:
+            last.told = True
+            newest = self.writer.line[-1].step if self.writer.line else None
+            why = f"the last save of this rank is no checkpoint, for it is none of all ranks: {last.error}"
+            message = f"step {last.step} of run {self._run.name!r}: {why}; the newest checkpoint is of step {newest}"
+            warnings.warn(message, SaveFailedWarning, stacklevel=5)
 
     def _account(self, save: Save) -> None:
         """Takes note of what became of a save that has ended."""

@@ -1,22 +1,25 @@
 """A save of several ranks: each writes its shard and reports, rank 0 commits what all have written.
 
-No rank waits for another before its shard is durable, and nothing here is a collective: the thread that saves talks to
-the others by the store of keys alone, so that training goes on meanwhile.
+Nothing here is a collective: the thread that saves talks to the others by the store of keys alone, so that training
+goes on meanwhile. It waits for them twice: once all have their snapshot, to agree on who writes what, and once all have
+written.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from simckpt import restore
 from simckpt.background import OwnPublisher, Preparer, Publisher, Snapshot, Writer, preparer
 from simckpt.checkpoint import Checkpoint
 from simckpt.decisions import DECISIONS, INDEPENDENT
-from simckpt.errors import CoordinationError, OutcomeUnknownError
-from simckpt.ranks import Alone, owner_of
-from simckpt.storage import Commit, CommitDraft, CommitRecord, Shard, records
+from simckpt.ranks import Alone, owner_of, stored_name
+from simckpt.storage import Commit, CommitDraft, Shard
+from simckpt.storage.names import encode_part
 from simckpt.storage.preparing import Prepared
 
 if TYPE_CHECKING:
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
     from simckpt.restore import BoundComponent
     from simckpt.run import Run
     from simckpt.state import Encoded
-    from simckpt.storage import StoreFiles
+    from simckpt.storage import CommitRecord, LeafRecord, StoreFiles
     from simckpt.storage.writer_process import WriterProcess
+
+    # given the leaves that this rank has written, returns {group of ranks: {path: digest}}
+    Common = Callable[[Mapping[str, LeafRecord]], Mapping[str, Mapping[str, str]]]
 
 
 def writer_of(
@@ -38,6 +44,7 @@ def writer_of(
     bound: Mapping[str, BoundComponent],
     *,
     coordination: str,
+    lent: bool = False,
 ) -> tuple[Publisher, Writer]:
     """Returns what makes the checkpoints of a run in this process, and what keeps its line.
 
@@ -48,15 +55,16 @@ def writer_of(
         process: that writes, or None.
         bound: the components, by their names in a checkpoint.
         coordination: of several ranks: see `Run.checkpointer`.
+        lent: see `StoreFiles.prepare`.
     """
     ranks = run.ranks
     if isinstance(ranks, Alone):
-        publisher: Publisher = OwnPublisher(files, run.name, preparer(files, run.name, process))
+        publisher: Publisher = OwnPublisher(files, run.name, preparer(files, run.name, process, lent=lent))
         return publisher, Writer(files, run.name, keep, publisher, run.protected, run_id=run.id)
     from simckpt.distributed.several import Several
 
     assert isinstance(ranks, Several)
-    prepare = preparer(files, run.name, process, Shard(ranks.rank, ranks.size))
+    prepare = preparer(files, run.name, process, Shard(ranks.rank, ranks.size), lent=lent)
     if coordination == INDEPENDENT:
         from simckpt.independent_writing import independent_writer
 
@@ -77,9 +85,16 @@ class FollowingWriter(Writer):
         """Forgets what it heard of: rank 0 knows the line."""
         self.line = [record for record in self.line if record.id == id]
 
+    def note(self, record: CommitRecord) -> None:
+        """Takes a commit for the head; of the line it keeps no more, for nothing is pruned here."""
+        super().note(record)
+        self.line = self.line[-1:]
+
     def note_restored(self, checkpoint: Checkpoint) -> None:
-        """Takes a checkpoint for the head."""
+        """Takes a checkpoint for the head; what a branch begins from is none of its own."""
         self.head = checkpoint.id
+        if checkpoint.run == self._run:
+            self.line = [checkpoint.record]
 
     def _prune(self, snapshot: Snapshot) -> None:
         pass
@@ -114,10 +129,9 @@ class ShardPublisher:
         self._run = run
         self._prepare = prepare
         self._bound = bound
-        # a connection of its own: the training thread may wait on the other one
-        self._store = ranks.world.own_store()
         self._planner = Planner()
-        self._name = self._previous = ""
+        self._name = ""
+        self._ended: list[str] = []  # votes of which keys are left
         self._led: list[str] = []
 
     def announce(self) -> None:
@@ -129,14 +143,13 @@ class ShardPublisher:
         self._ranks.saves += 1
         # until all have agreed that none is in flight
         self._ranks.busy = True
-        self._name, self._previous = f"save {self._ranks.saves}", self._name
+        self._name = f"save {self._ranks.saves}"
 
     def withdraw(self, error: BaseException) -> None:
         """Tells the others that this rank has no snapshot for them."""
-        reason = f"{type(error).__name__}: {error}"
-        for name in (f"{self._name} plan", self._name):
-            self._ballot(name).withdraw(reason)
-        self._planner.forget()
+        for name in (_plan_of(self._name), self._name):
+            self._ballot(name).withdraw(f"{type(error).__name__}: {error}")
+        self._note_ended(self._name)
 
     def __call__(self, snapshot: Snapshot) -> Commit:
         """Returns the commit once rank 0 has told of it.
@@ -146,92 +159,96 @@ class ShardPublisher:
             OutcomeUnknownError: rank 0 was lost while it may have been committing.
             ...: what this rank, or rank 0 in committing, has met; the others are told.
         """
+        name, ballot = self._name, self._ballot(self._name)
         try:
             try:
                 components, common = self._share(snapshot)
                 prepared = self._prepare(components, texts_of(snapshot.texts, components))
+                # behind it: what was written has its digest
+                same = common(prepared.leaves)
             except BaseException as error:
-                self._ballot(self._name).withdraw(f"{type(error).__name__}: {error}")
+                ballot.withdraw(f"{type(error).__name__}: {error}")
                 raise
-            return self._vote(snapshot, prepared, common, self._ballot(self._name, self._previous))
-        except BaseException:
-            self._planner.forget()
-            raise
+            commit = self._vote(snapshot, prepared, same, ballot)
+            self._ended.clear()
+            return commit
+        finally:
+            self._note_ended(name)
 
-    def _share(self, snapshot: Snapshot) -> tuple[dict[str, Encoded], Mapping[str, Mapping[str, str]]]:
-        """Returns what this rank writes, and what it should have in common with others."""
+    def _note_ended(self, name: str) -> None:
+        from simckpt.distributed.planning import second
+
+        self._ended += [_plan_of(name), second(_plan_of(name)), name]
+
+    def _share(self, snapshot: Snapshot) -> tuple[dict[str, Encoded], Common]:
+        """Returns what this rank writes, and what tells digests of what it should have in common with others."""
         from simckpt.distributed import planning
 
         encoded = snapshot.encode()
         own = {name: each for name, each in encoded.items() if owner_of(name)[1] is not None}
         shared = {name: each for name, each in encoded.items() if name not in own and name != DECISIONS}
         items = planning.items_of(shared, led=self._led)
-        share = self._planner.plan(self._ballot(f"{self._name} plan"), items)
+        share = self._planner.plan(self._ballot(_plan_of(self._name)), items)
         if self._ranks.leads:
             own[DECISIONS] = encoded[DECISIONS]
+        own |= self._led_here(shared)
         mine = {**planning.written(shared, items, share), **own}
-        return mine, planning.common(shared, items, share)
+        return mine, functools.partial(planning.common, shared, items, share)
+
+    def _led_here(self, shared: Mapping[str, Encoded]) -> dict[str, Encoded]:
+        """Returns what this rank has where it is rank 0's copy that all share, by components of its own.
+
+        Between two forward passes of a `DistributedDataParallel` each rank has running means of its own, and may act
+        with them: without these a restart on as many ranks would not be exact.
+        """
+        found = {}
+        for name, encoded in shared.items() if not self._ranks.leads else ():
+            prefix = f"{encode_part(name)}/"
+            paths = [path.removeprefix(prefix) for path in self._led if path.startswith(prefix)]
+            if held := [path for path in paths if path in encoded.leaves]:
+                found[stored_name(name, self._ranks.rank)] = restore.own_part(encoded, held)
+        return found
 
     def _vote(
-        self, snapshot: Snapshot, prepared: Prepared, common: Mapping[str, Mapping[str, str]], ballot: Ballot
+        self,
+        snapshot: Snapshot,
+        prepared: Prepared,
+        common: Mapping[str, Mapping[str, str]],
+        ballot: Ballot,
+        facts: Any = None,
     ) -> Commit:
-        from simckpt.distributed.several import error_from_json, error_to_json
+        from simckpt.distributed.committing import commit_together
 
-        done: list[Commit] = []
-        failed: list[Exception] = []
-
-        def commit(reports: list[Any]) -> dict[str, Any]:
+        def publish(of_ranks: list[Prepared], facts: Sequence[Any]) -> Commit:
             draft = replace(snapshot.draft, duration=time.monotonic() - snapshot.due)
-            root = self._files.path
-            try:
-                told_steps = {(report["step"], report["kind"]) for report in reports}
-                if len(told_steps) > 1:
-                    message = f"the ranks save different things, nothing was committed: {sorted(told_steps)}"
-                    raise CoordinationError(message)
-                others = [Prepared.from_json(root, report["prepared"]) for report in reports[1:]]
-                done.append(self._published(snapshot, draft, [prepared, *others]))
-            except Exception as error:
-                # told as an outcome, so that the same error is raised by all
-                failed.append(error)
-                return {"failed": error_to_json(error)}
-            return {"seq": done[0].record.seq, "record": done[0].record.to_bytes().decode()}
+            return self._published(draft, of_ranks, facts)
 
-        try:
-            report = {"prepared": prepared.to_json(), "step": snapshot.draft.step, "kind": snapshot.draft.kind}
-            told = ballot.hold(report, commit, common=common)
-        except OutcomeUnknownError:
-            # what was prepared may be part of a checkpoint; the next claim sweeps it if it is not
-            raise
-        except BaseException:
-            self._files.discard(prepared)
-            raise
-        if "failed" in told:
-            self._files.discard(prepared)
-            raise failed[0] if failed else error_from_json(told["failed"])
-        self._files.conclude(self._run, prepared)
-        if done:
-            return done[0]
-        record = records.parse_commit(told["record"].encode(), "what rank 0 has told", seq=told["seq"])
-        assert isinstance(record, CommitRecord)
-        return Commit(record, prepared.leaves)
+        same = {"step": snapshot.draft.step, "kind": snapshot.draft.kind}
+        return commit_together(self._files, self._run, prepared, ballot, publish, same=same, facts=facts, common=common)
 
-    def _published(self, snapshot: Snapshot, draft: CommitDraft, prepared: list[Prepared]) -> Commit:
-        """Commits what all ranks have prepared; on rank 0."""
+    def _published(self, draft: CommitDraft, prepared: list[Prepared], facts: Sequence[Any]) -> Commit:
+        """Commits what all ranks have prepared; on rank 0, which gets the facts of all."""
         return self._files.publish_shards(self._run, draft, prepared)
 
     def give_up(self) -> None:
         """Ends what waits for other ranks: nothing that could do so for long."""
 
-    def _ballot(self, name: str, previous: str = "") -> Ballot:
-        from simckpt.distributed.voting import Ballot
+    def _ballot(self, name: str) -> Ballot:
+        return ballot_of(self._ranks, name, patience=self._ranks.patience, previous=tuple(self._ended))
 
-        return Ballot(
-            self._store, self._ranks.rank, self._ranks.size, name, patience=self._ranks.patience, previous=previous
-        )
+
+def ballot_of(ranks: Several, name: str, *, patience: float, previous: Sequence[str] = ()) -> Ballot:
+    """Returns a vote of the ranks on a save."""
+    from simckpt.distributed.voting import Ballot, grace_of
+
+    grace = grace_of(ranks.size)
+    return Ballot(ranks.world.store, ranks.rank, ranks.size, name, patience, grace, previous)
+
+
+def _plan_of(name: str) -> str:
+    return f"{name} plan"
 
 
 def texts_of(texts: Mapping[str, Mapping[str, str]], components: Mapping[str, Encoded]) -> dict[str, Any]:
     """Returns the explanations of what is written here."""
-    from simckpt.storage.names import encode_part
-
     return {path: text for path, text in texts.items() if path.partition("/")[0] in map(encode_part, components)}

@@ -20,7 +20,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,15 +48,18 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from simckpt.distributed.voting import PATIENCE, Ballot
-from simckpt.errors import CheckpointNotFoundError, FormatError, NotAStoreError, OutcomeUnknownError, RunNotFoundError
+from simckpt.distributed.committing import commit_together
+from simckpt.distributed.keys import Keys
+from simckpt.distributed.voting import PATIENCE, Ballot, grace_of
+from simckpt.errors import CheckpointNotFoundError, FormatError, NotAStoreError, RunNotFoundError
 from simckpt.state import tensors
 from simckpt.state.leaf import Leaf, PartLeaf, Slab
 from simckpt.state.paths import path_part
 from simckpt.state.tree import Encoded, decode, encode
-from simckpt.storage import CommitDraft, CommitRecord, RunRecord, Shard, StoreFiles, names
+from simckpt.storage import Commit, CommitDraft, CommitRecord, RunRecord, Shard, StoreFiles, names
 from simckpt.storage.preparing import Prepared
 
+_ended: list[str] = []  # votes of this process of which keys are left
 _TENSORS, _OBJECTS = "tensors", "objects"  # components: of all ranks, and of each; the latter with "@" and its number
 
 
@@ -167,28 +170,24 @@ class HDF5StorageWriter(StorageWriter):
 
     def _commit_together(self, files: StoreFiles, components: Mapping[str, Encoded], facts: Mapping[str, Any]) -> None:
         ranks = facts["ranks"]
-        # of its own connection, for DCP may call this in a thread
         base: Any = torch.distributed.group.WORLD
-        store = torch.distributed.PrefixStore("simckpt/dcp", base.get_group_store().clone())  # type: ignore[attr-defined]
-        ballot = Ballot(store, self._rank, ranks, facts["save"], patience=self._patience)
+        store = Keys(base.get_group_store(), "simckpt/dcp")
+        ballot = Ballot(store, self._rank, ranks, facts["save"], self._patience, grace_of(ranks), tuple(_ended))
         try:
-            prepared = files.prepare(self._run, components, shard=Shard(self._rank, ranks))
-        except BaseException as error:
-            ballot.withdraw(f"{type(error).__name__}: {error}")
-            raise
+            try:
+                prepared = files.prepare(self._run, components, shard=Shard(self._rank, ranks))
+            except BaseException as error:
+                ballot.withdraw(f"{type(error).__name__}: {error}")
+                raise
 
-        def commit(reports: list[Any]) -> dict[str, Any]:
-            others = [Prepared.from_json(files.path, report) for report in reports[1:]]
-            return {"seq": files.publish_shards(self._run, self._draft_of(files), [prepared, *others]).record.seq}
+            def publish(of_ranks: list[Prepared], facts: Sequence[Any]) -> Commit:
+                return files.publish_shards(self._run, self._draft_of(files), of_ranks)
 
-        try:
-            ballot.hold(prepared.to_json(), commit)
-        except OutcomeUnknownError:
-            raise
-        except BaseException:
-            files.discard(prepared)
-            raise
-        files.conclude(self._run, prepared)
+            commit_together(files, self._run, prepared, ballot, publish, same={"step": self._draft.step})
+            _ended.clear()
+        finally:
+            _ended.append(facts["save"])
+            store.close()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Does nothing: all is committed already, and what DCP calls metadata follows from the index."""

@@ -2,31 +2,35 @@
 
 A leaf that every rank has whole is written by one of them; a part of a tensor by one of those that hold that part. What
 only one rank holds lies where it is; the rest goes, the largest first, to the rank that has least to write. So the plan
-is a pure function of the lists of all ranks, and is made anew only when a list changes.
+is a pure function of the lists of all ranks, and is made anew only when a list changes; each save begins with a vote on
+whether one has, for a rank may have a reason that others know nothing of.
 
 DCP's `dedup_save_plans` deals in the order of the leaves, which leaves ranks up to a large leaf apart, and it does not
 count what later ranks have to write themselves; so the dealing is done here.
 
 What several ranks hold should be the same bits on all of them. Each rank reports digests of these leaves with its vote,
 one for each group of ranks; if they differ, nothing is committed, and leaves and ranks are named. One kind of leaf is
-excepted: what rank 0 sends to the others anyway before it is used (`tensors.led_by_rank_0`), which rank 0 writes.
+excepted: what rank 0 sends to the others before each forward pass (`tensors.led_by_rank_0`), which it writes for all.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from simckpt.distributed.several import error_from_json, error_to_json
 from simckpt.distributed.voting import Ballot
 from simckpt.errors import CoordinationError
 from simckpt.state.leaf import Leaf, PartLeaf
 from simckpt.state.tree import Encoded
-from simckpt.storage import digests
+from simckpt.storage import LeafRecord, digests
 from simckpt.storage.names import STRUCTURE, encode_part
 
 _SHOWN = 5  # differences that a message lists
@@ -201,20 +205,14 @@ def _form(item: Item) -> tuple[Any, ...]:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans saves, and keeps the plan as long as the list of this rank stays the same.
-
-    All ranks must `forget` alike: after a save that was given up, on every rank.
-    """
+    """Plans saves, and goes by the same plan as long as the lists of all ranks stay the same."""
 
     _items: list[Item] = field(default_factory=list)
     _share: Share | None = None
-
-    def forget(self) -> None:
-        """Makes the next save plan anew."""
-        self._share = None
+    _name: str = ""  # of the vote that the plan is from
 
     def plan(self, ballot: Ballot, items: list[Item]) -> Share:
-        """Returns what this rank has to do; asks the others only if its list is another one than last time.
+        """Returns what this rank has to do.
 
         Args:
             ballot: a vote of its own, for the ranks' lists.
@@ -224,47 +222,82 @@ class Planner:
             CoordinationError: the lists do not fit together, or ranks are missing.
             OutcomeUnknownError: rank 0 was lost meanwhile.
         """
-        if self._share is not None and self._items == items:
+        known = self._name if self._share is not None and self._items == items else ""
+        told = _agree(ballot, {"plan": known} if known else _report(items))
+        if told == _LISTS:
+            ballot = replace(ballot, name=second(ballot.name), previous=[ballot.name])
+            told = _agree(ballot, _report(items))
+        if told == _AS_BEFORE:
+            assert self._share is not None
             return self._share
-        key = f"{ballot.name}/share"
-
-        def commit(reports: list[Any]) -> dict[str, Any]:
-            shares = assign(_lists(reports), alike=len({report["digest"] for report in reports}) == 1)
-            for rank, share in enumerate(shares):
-                ballot.store.set(f"{key}/{rank}", json.dumps([sorted(share.writes), _by_group(share.groups)]))
-            return {}
-
-        ballot.hold(_report(items, ballot.rank), commit)
-        writes, groups = json.loads(ballot.store.get(f"{key}/{ballot.rank}"))
-        ballot.store.delete_key(f"{key}/{ballot.rank}")
+        key = f"{told}/{ballot.rank}"
+        writes, groups = json.loads(ballot.store.get(key))
+        ballot.store.delete(key)
         share = Share(frozenset(writes), {place: name for name, places in groups.items() for place in places})
-        self._items, self._share = items, share
+        self._items, self._share, self._name = items, share, ballot.name
         return share
 
 
-def _report(items: Sequence[Item], rank: int) -> dict[str, Any]:
+def second(name: str) -> str:
+    """Returns the name of the vote that follows a vote of `Planner.plan` where the ranks have to send their lists."""
+    return f"{name} of lists"
+
+
+_AS_BEFORE, _LISTS = "as before", "lists"  # what rank 0 answers where it makes no plan
+
+
+def _agree(ballot: Ballot, report: Mapping[str, Any]) -> str:
+    """Returns where the shares of the ranks are, or one of the answers above."""
+
+    def commit(reports: list[Any]) -> dict[str, Any]:
+        names = {report.get("plan") for report in reports}
+        if names != {None}:
+            # a rank that has lost its plan, or has another list, sends a list
+            return {"told": _AS_BEFORE if len(names) == 1 else _LISTS}
+        try:
+            shares = assign(_lists(reports), alike=len({report["digest"] for report in reports}) == 1)
+        except CoordinationError as error:
+            # told as an outcome, so that the same error is raised by all
+            return {"failed": error_to_json(error)}
+        for rank, share in enumerate(shares):
+            ballot.store.set(f"{ballot.name}/share/{rank}", json.dumps([sorted(share.writes), _by_group(share.groups)]))
+        return {"told": f"{ballot.name}/share"}
+
+    told = ballot.hold(report, commit)
+    if "failed" in told:
+        raise error_from_json(told["failed"])
+    return str(told["told"])
+
+
+def _report(items: Sequence[Item]) -> dict[str, Any]:
     """Returns a list in a form of which rank 0 need not read what all have in common."""
     forms = [_form(item) for item in items]
     parts = [[place, item.start, item.size, item.nbytes] for place, item in enumerate(items) if item.start is not None]
     digest = hashlib.sha256(repr(forms).encode()).hexdigest()
     whole = [item.nbytes for item in items if item.start is None]
-    return {"digest": digest, "forms": forms, "whole": whole, "parts": parts}
+    # packed, for of a thousand ranks rank 0 looks at those of one, unless they differ
+    packed = base64.b85encode(zlib.compress(json.dumps(forms).encode())).decode()
+    return {"digest": digest, "forms": packed, "whole": whole, "parts": parts}
 
 
 def _lists(reports: Sequence[Any]) -> list[list[Item]]:
     forms: dict[str, list[Any]] = {}
     lists = []
     for report in reports:
-        known = forms.setdefault(report["digest"], report["forms"])
+        known = forms.get(report["digest"])
+        if known is None:
+            rows = json.loads(zlib.decompress(base64.b85decode(report["forms"])))
+            known = [(path, dtype, tuple(shape), whole, led) for path, dtype, shape, whole, led in rows]
+            forms[report["digest"]] = known
         parts = {place: (tuple(start), tuple(size), nbytes) for place, start, size, nbytes in report["parts"]}
         whole = iter(report["whole"])
         items = []
         for place, (path, dtype, shape, is_whole, led) in enumerate(known):
             if is_whole:
-                items.append(Item(path, dtype, tuple(shape), next(whole), led=led))
+                items.append(Item(path, dtype, shape, next(whole), led=led))
             else:
                 start, size, nbytes = parts[place]
-                items.append(Item(path, dtype, tuple(shape), nbytes, start, size))
+                items.append(Item(path, dtype, shape, nbytes, start, size))
         lists.append(items)
     return lists
 
@@ -299,10 +332,20 @@ def common(
     components: Mapping[str, Encoded],
     items: Sequence[Item],
     share: Share,
+    leaves: Mapping[str, LeafRecord] | None = None,
     *,
     digest: Callable[[Any], str] = digests.digest,
 ) -> dict[str, dict[str, str]]:
-    """Returns {group: {path: digest}} of what this rank should have in common with others, for its vote."""
+    """Returns {group: {path: digest}} of what this rank should have in common with others, for its vote.
+
+    Args:
+        components: what `items` was made of.
+        items: from `items_of`.
+        share: of this rank.
+        leaves: {path: leaf} that this rank has written, of which the digest is known.
+        digest: of what it has not.
+    """
+    known_already = {path: leaf.digest for path, leaf in (leaves or {}).items() if digests.is_own(leaf.digest)}
     by_path = {items[place].path: (items[place], name) for place, name in share.groups.items()}
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for name, encoded in components.items():
@@ -311,5 +354,6 @@ def common(
             found[known[1]][known[0].path] = digest(encoded.structure)
         for path, leaf in encoded.leaves.items():
             if (known := by_path.get(f"{prefix}/{path}")) is not None:
-                found[known[1]][known[0].path] = digest(leaf.data)
+                full = known[0].path
+                found[known[1]][full] = known_already.get(full) or digest(leaf.data)
     return dict(found)

@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from simckpt.distributed.resharding import Change, Deal, Merging, Move, Resharded, fixed_streams, refuse_fixed_streams
+from simckpt.distributed.resharding import (
+    Change,
+    Deal,
+    Merging,
+    Move,
+    Resharded,
+    fixed_streams,
+    leave,
+    refuse_fixed_streams,
+)
 from simckpt.errors import StateMismatchError
 from simckpt.replay.adapter import Ring, flatten_columns, nest_columns
 from simckpt.state.reseeding import reseed
@@ -40,7 +49,7 @@ def reshard_replay(component: str, handle: Any, saved: Mapping[int, Any], change
             return _by_envs(component, saved, moves, deal, change)
     problem = _why_no_rows(handle, saved, wanted, change)
     if problem:
-        problem = f"{component}: {problem}: make as many envs together as before, or leave it as the program has it"
+        problem = f"{component}: {problem}: make as many envs together as before, or {leave(component)}"
         raise StateMismatchError(problem, problems=[problem])
     return _by_rows(component, handle, saved, change)
 

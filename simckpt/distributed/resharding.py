@@ -162,7 +162,7 @@ def reshard_other(component: str, saved: Mapping[int, Any], change: Change) -> R
     if differing:
         problem = (
             f"{component}: it differed between ranks 0 and {differing[0]}, and nothing is known of how it goes from "
-            f"{change.before} to {change.after} ranks: restore it on {change.before}, or leave it as the program has it"
+            f"{change.before} to {change.after} ranks: restore it on {change.before}, or {leave(component)}"
         )
         raise StateMismatchError(problem, problems=[problem])
     refuse_fixed_streams(component, fixed_streams(encoded[0]), change)
@@ -171,6 +171,12 @@ def reshard_other(component: str, saved: Mapping[int, Any], change: Change) -> R
     has_streams = encoded_differences(encode(saved[0]), encode(tree))
     kept = "it was equal on all ranks and is kept" + ("; its random streams are derived anew" if has_streams else "")
     return Resharded(tree, (change.told(component, kept),))
+
+
+def leave(*places: str) -> str:
+    """Returns how a restore is told to leave something as it is, for messages."""
+    listing = ", ".join(map(repr, places))
+    return f"leave it as the program has it, by restore_latest(untouched={{{listing}}})"
 
 
 def fixed_streams(encoded: Encoded, *, besides: Collection[str] = ()) -> list[str]:
@@ -186,7 +192,7 @@ def fixed_streams(encoded: Encoded, *, besides: Collection[str] = ()) -> list[st
 def refuse_fixed_streams(component: str, paths: Sequence[str], change: Change) -> None:
     """Raises StateMismatchError for streams that several ranks would draw from alike."""
     if paths and change.after > 1:
-        problem = f"{component}/{paths[0]}: {_FIXED}: make it from the rank, and leave it as the program has it"
+        problem = f"{component}/{paths[0]}: {_FIXED}: make it from the rank, and {leave(component)}"
         raise StateMismatchError(problem, problems=[problem])
 
 
@@ -216,9 +222,10 @@ def reshard_loop(component: str, saved: Mapping[int, Any], live: Mapping[str, An
         if merged.fixed and not merged.left and change.after > 1:
             problems.append(f"{component}/{name}: {_FIXED}")
     if problems:
+        names = [problem.partition(":")[0] for problem in problems]
         remedy = (
-            "keep it as an array with a place for each env, give it the same value on all ranks, or leave it as the "
-            "program has it"
+            "before it is saved, make it an array with a place for each env, or give it the same value on all ranks; "
+            f"or {leave(*names)}"
         )
         raise StateMismatchError(
             f"variables of the loop do not go from {change.before} to {change.after} ranks: "
@@ -245,7 +252,7 @@ def reshard_envs(component: str, saved: Mapping[int, Any], live: Any, change: Ch
     if not deal.fits:
         problem = (
             f"{component}: the checkpoint has {sum(deal.before)} envs on {change.before} ranks, the {change.after} "
-            f"ranks here have {sum(deal.after)}: make as many, or leave {component!r} as the program has it"
+            f"ranks here have {sum(deal.after)}: make as many, or {leave(component)}"
         )
         raise StateMismatchError(problem, problems=[problem])
     moves = deal.moves(change.rank)

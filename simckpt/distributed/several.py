@@ -10,9 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from simckpt import errors
-from simckpt.distributed.voting import PATIENCE
-from simckpt.distributed.world import GROUP_TIMEOUT, World
-from simckpt.errors import ConfigurationError, ConflictError, CoordinationError, OutcomeUnknownError, SimckptError
+from simckpt.distributed.voting import PATIENCE, ranks_text
+from simckpt.distributed.world import World
+from simckpt.errors import (
+    ConfigurationError,
+    ConflictError,
+    CoordinationError,
+    OutcomeUnknownError,
+    SimckptError,
+    UnsupportedStateError,
+)
 from simckpt.ranks import Agreed, check_per_rank, owner_of, stored_name
 from simckpt.storage.records import Shard
 
@@ -28,7 +35,6 @@ class Several:
     Attributes:
         world: the processes.
         shard: which part of a checkpoint this rank writes.
-        patience: how much longer one rank may take than the others for its part of a save or a decision [s].
         saves: how many saves were begun, so that each has a name.
     """
 
@@ -38,18 +44,37 @@ class Several:
         self.size = world.size
         self.shard: Shard | None = Shard(world.rank, world.size)
         self.busy = False
-        self.patience = PATIENCE
         self.saves = 0
+        self._patience = PATIENCE
+        self._met = -1  # exchanges, when all ranks were found to be at the same call
+
+    def at(self, call: str) -> None:
+        """Takes note of the call of the program that is answered from here on, which is the same on all ranks."""
+        self.world.call = call
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
 
+    @property
+    def patience(self) -> float:
+        """How much longer one rank may take than the others for its part of a save [s]; for others no less."""
+        return self._patience
+
+    @patience.setter
+    def patience(self, seconds: float) -> None:
+        self._patience = seconds
+        self.world.allow(seconds)
+
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks; raises CoordinationError if some are missing, by number."""
         # what ranks do between two such points, as reading their parts of a checkpoint, may take longer than a save
-        return self.world.exchange(value, patience=max(self.patience, GROUP_TIMEOUT))
+        return self.world.exchange(value, patience=max(self.patience, self.world.timeout))
+
+    def leave(self) -> None:
+        """Ends the connections to the other ranks, for the run is closed here."""
+        self.world.close()
 
     def first(self, function: Callable[[], T]) -> T:
         """Returns what rank 0's function returned; all raise its error."""
@@ -110,9 +135,20 @@ class Several:
     ) -> Agreed:
         """Returns what all ranks do at a step, by one small all-reduce."""
         asked = 0 if signal is None else signals.index(signal) + 1
-        highest, lowest, saves, asked, judges, flies, count, explicitly, implicitly = self.world.largest(
-            step, -step, due and self.leads, asked, judge, busy, self.saves, explicit, not explicit
-        )
+        self.at("Checkpointer.save" if explicit else "Checkpointer.step")
+        if self._met != self.world.exchanges:
+            # for a rank that is at another call would be waited for in a collective, which tells nothing
+            self.gather(None)
+            self._met = self.world.exchanges
+        told = (step, -step, due and self.leads, asked, judge, busy, self.saves, explicit, not explicit)
+        try:
+            highest, lowest, saves, asked, judges, flies, count, explicitly, implicitly = self.world.largest(*told)
+        except CoordinationError as error:
+            # a collective that fails names nobody
+            if missing := self.world.missing(f"at step {step}"):
+                message = f"{ranks_text(missing)} did not come to step {step}, which ends the run here: {error}"
+                raise CoordinationError(message, ranks=missing) from error
+            raise
         # a rank that has begun another number of saves gives the next one the same name all the same
         self.saves = count
         if explicitly and implicitly:
@@ -136,6 +172,7 @@ class Several:
 
     def part(self, signal: str | None) -> str | None:
         """Waits until all ranks are here, for the store of keys may end with one of them; returns a signal of one."""
+        self.at("the end of the loop")
         # whoever is lost now has ended too early for itself, not for this rank
         with contextlib.suppress(CoordinationError, OutcomeUnknownError):
             signals = self.world.exchange(signal, patience=self.patience)
@@ -160,6 +197,7 @@ class Several:
             if owner_of(name)[1] is not None:
                 message = f"no component of several ranks can be called {name!r}: '@' and a number say whose it is"
                 raise ConfigurationError(message, keys=[name])
+            _refuse_other_forms(name, component)
             own = per_rank.get(name, not is_shared(component))
             names[name] = stored_name(name, self.rank) if own else name
         return names
@@ -178,6 +216,21 @@ def is_shared(component: Any) -> bool:
         component,
         torch.nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler | torch.amp.GradScaler,
     )
+
+
+def _refuse_other_forms(name: str, component: Any) -> None:
+    """Raises UnsupportedStateError for what keeps the parts of ranks in forms of its own."""
+    torch, zero = sys.modules.get("torch"), sys.modules.get("torch.distributed.optim")
+    fsdp, remedy = sys.modules.get("torch.distributed.fsdp"), ""
+    modules = component.modules() if torch is not None and isinstance(component, torch.nn.Module) else ()
+    if zero is not None and isinstance(component, getattr(zero, "ZeroRedundancyOptimizer", ())):
+        remedy = "fully_shard the module, and take a plain optimizer, which is sharded with it"
+    elif fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in modules):
+        remedy = "take torch.distributed.fsdp.fully_shard, its successor"
+    if remedy:
+        kind = type(component).__name__
+        message = f"component {name!r}, a {kind}, cannot be saved: {remedy}"
+        raise UnsupportedStateError(message, path=name, type_name=kind)
 
 
 class _Phases:

@@ -239,7 +239,7 @@ def with_moments(handle: Handle, live: Any, shapes: Mapping[str, tuple[int, ...]
 
 
 def led_by_rank_0(name: str, handle: Handle) -> frozenset[str]:
-    """Returns the paths of leaves that may differ between ranks, where what counts is rank 0's copy.
+    """Returns the paths of leaves that may differ between ranks, where rank 0's copy is that of all.
 
     These are the buffers of a `DistributedDataParallel` with `broadcast_buffers` (running means of batch norms): each
     forward pass begins by sending rank 0's to all others.

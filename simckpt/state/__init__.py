@@ -17,7 +17,7 @@ from simckpt.state.registry import register_container, register_leaf
 from simckpt.state.reseeding import reseed
 from simckpt.state.rng import generator_state, new_generator, set_generator_state
 from simckpt.state.streams import RNGStreams, global_streams_state, load_global_streams
-from simckpt.state.tree import Encoded, Leaf, copy_tree, decode, encode, leaf_value
+from simckpt.state.tree import Encoded, Leaf, copy_tree, decode, encode, leaf_value, without_parts
 
 __all__ = [
     "Difference",
@@ -50,4 +50,5 @@ __all__ = [
     "register_leaf",
     "reseed",
     "set_generator_state",
+    "without_parts",
 ]

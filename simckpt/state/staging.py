@@ -5,6 +5,7 @@ that was used before 0.2 s per GB. So an `Arena` keeps its buffers between saves
 large arrays and tensors made by this thread land in it; small ones are ordinary copies.
 
 Memory: one copy of the large arrays of a state, at most a quarter more; what a save did not use is given back at once.
+A save that has ended before training goes on needs no copy of tensors: its arena `lends` them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Arena:
         discard: called with a buffer that is given up, before it is let go.
         pinned: whether copies from a GPU go into pinned memory, on a stream of their own, so that the program need not
             wait for them; else they go into the same buffers as all others, and it waits.
+        lends: whether large contiguous tensors on the CPU are taken as they are, in place of a copy: for snapshots that
+            are given up before the program goes on.
     """
 
     def __init__(
@@ -43,7 +46,9 @@ class Arena:
         *,
         discard: Callable[[Bytes], None] | None = None,
         pinned: bool = True,
+        lends: bool = False,
     ) -> None:
+        self.lends = lends
         self._buffers = Pool(allocate or (lambda size: np.empty(size, np.uint8)), discard)
         self._pinned = Pool(_pinned_buffer) if pinned else None
         self._copies: list[Any] = []  # events of torch.cuda, behind the copies that are on their way
@@ -209,7 +214,8 @@ def copy_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def copy_tensor(tensor: Any) -> Any:
     """Returns a copy of a strided tensor, without its graph; in the arena that is recording, if it is large.
 
-    There it is on the CPU and in C order. From a GPU it comes whatever its size, and may still be on its way.
+    There it is on the CPU and in C order. From a GPU it comes whatever its size, and may still be on its way. An arena
+    that lends gives the tensor itself, without a copy, if that is so already.
     """
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -222,5 +228,7 @@ def copy_tensor(tensor: Any) -> Any:
         return arena.copy_from_gpu(tensor)
     if size < THRESHOLD or device != "cpu":
         return tensor.clone()
+    if arena.lends and tensor.is_contiguous():
+        return tensor.detach()
     torch = sys.modules["torch"]
     return _shaped(torch, torch.from_numpy(arena.take(size)), tensor).copy_(tensor)

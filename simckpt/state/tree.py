@@ -26,11 +26,11 @@ from typing import Any
 from simckpt.errors import FormatError, StorageError, UnsupportedFormatError
 from simckpt.state import classes, kinds, mappings, rng, scalars, sequences, tensors
 from simckpt.state.build import Builder
-from simckpt.state.leaf import Leaf
+from simckpt.state.leaf import Leaf, PartLeaf
 from simckpt.state.quick_copy import quick_copy
 from simckpt.state.walk import Copier, Encoder
 
-__all__ = ["Encoded", "Leaf", "copy_tree", "decode", "encode", "leaf_value"]
+__all__ = ["Encoded", "Leaf", "copy_tree", "decode", "encode", "leaf_value", "without_parts"]
 
 # importing them registers what they know
 _BUILT_IN = (scalars, mappings, sequences, classes, kinds, tensors, rng)
@@ -50,6 +50,17 @@ class Encoded:
 
     leaves: dict[str, Leaf]
     structure: bytes
+
+
+def without_parts(encoded: Encoded) -> Encoded:
+    """Returns a state in which a part that is all of its array is an array like any other."""
+    leaves = {
+        path: Leaf(leaf.data, leaf.dtype, leaf.shape, leaf.kind)
+        if isinstance(leaf, PartLeaf) and leaf.part_shape == tuple(leaf.shape)
+        else leaf
+        for path, leaf in encoded.leaves.items()
+    }
+    return Encoded(leaves, encoded.structure)
 
 
 def encode(tree: Any) -> Encoded:

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -169,8 +169,10 @@ def _record_all(kill_at: int | None, look_around: bool, sender: Connection) -> C
             self._calls = 0
             self._watch = StreamWatch()
 
-        def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
-            restored = super().restore_latest(damaged=damaged)
+        def restore_latest(
+            self, *, damaged: str = FALL_BACK, untouched: Collection[str] = frozenset()
+        ) -> Checkpoint | None:
+            restored = super().restore_latest(damaged=damaged, untouched=untouched)
             self._restored_step = restored.step if restored else None
             return restored
 

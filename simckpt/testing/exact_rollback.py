@@ -6,7 +6,7 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -175,8 +175,10 @@ class _SavesAll(checkpointer.Checkpointer):
         self._files = files
         self._restored_step: int | None = None
 
-    def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
-        restored = super().restore_latest(damaged=damaged)
+    def restore_latest(
+        self, *, damaged: str = FALL_BACK, untouched: Collection[str] = frozenset()
+    ) -> Checkpoint | None:
+        restored = super().restore_latest(damaged=damaged, untouched=untouched)
         self._restored_step = restored.step if restored else None
         return restored
 
@@ -242,9 +244,11 @@ def _record_redone(done: _Done, sender: Connection) -> Callable[[], None]:
     redone: list[str] = []
 
     class Redoing(_SavesAll):
-        def restore_latest(self, *, damaged: str = FALL_BACK) -> Checkpoint | None:
+        def restore_latest(
+            self, *, damaged: str = FALL_BACK, untouched: Collection[str] = frozenset()
+        ) -> Checkpoint | None:
             if redone or self._run.name != done.run:
-                return super().restore_latest(damaged=damaged)
+                return super().restore_latest(damaged=damaged, untouched=untouched)
             redone.append(done.run)
             assert self._rollbacks is not None
             self._decisions.load_state_dict(dict(done.decisions))

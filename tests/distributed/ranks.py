@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PATHS = [HERE.parent.parent, HERE.parent, HERE, HERE.parent / "sim", HERE.parent / "state", HERE.parent / "storage"]
+PATHS = [
+    HERE.parent.parent,
+    HERE.parent,
+    HERE,
+    HERE.parent / "sim",
+    HERE.parent / "state",
+    HERE.parent / "storage",
+    HERE.parent / "archive",
+]
 
 
 @dataclass(frozen=True)

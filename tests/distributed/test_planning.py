@@ -4,6 +4,8 @@ import itertools
 import math
 import random
 import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from simckpt.distributed.world import find_world
 from simckpt.errors import CoordinationError
 from simckpt.state.leaf import Leaf, PartLeaf
 from simckpt.state.tree import Encoded, encode
+from simckpt.storage import RunRecord, Shard, StoreFiles
 from simckpt.storage.names import decode_part
 from simckpt.storage.shards import tiles
 
@@ -168,6 +171,16 @@ def shared_components(rank: int, size: int, *, wrong: bool = False) -> dict[str,
     return {"agent": Encoded({**encoded.leaves, "weight": part}, encoded.structure)}
 
 
+class Heard(Ballot):
+    """Notes what is reported."""
+
+    reported: list[str] = []  # noqa: RUF012  # of this process
+
+    def hold(self, report: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        self.reported.append("plan" if "plan" in report else "list")
+        return super().hold(report, *args, **options)
+
+
 def planned(rank: int, size: int, wrong: bool) -> object:
     world = find_world()
     planner = Planner()
@@ -175,19 +188,17 @@ def planned(rank: int, size: int, wrong: bool) -> object:
     for number in range(3):
         components = shared_components(rank, size, wrong=wrong)
         items = items_of(components)
-        before = int(world.store.check([f"plan {number}/verdict"]))
-        share = planner.plan(Ballot(world.store, rank, size, f"plan {number}", 10, 5), items)
-        asked = int(world.store.check([f"plan {number}/verdict"])) - before
+        Heard.reported.clear()
+        share = planner.plan(Heard(world.store, rank, size, f"plan {number}", 10, 5), items)
         mine = written(components, items, share)
         vote = Ballot(world.store, rank, size, f"save {number}", 10, 5)
         try:
             vote.hold({}, lambda reports: {}, common=common(components, items, share))
             problem = None
         except CoordinationError as error:
-            planner.forget()
             problem = (error.leaves, error.ranks)
         sizes = {path: leaf.data.nbytes for each in mine.values() for path, leaf in each.leaves.items()}
-        found.append((asked, sizes, any(each.structure for each in mine.values()), problem))
+        found.append((list(Heard.reported), sizes, any(each.structure for each in mine.values()), problem))
     return found
 
 
@@ -195,7 +206,7 @@ def test_ranks_plan_together_once_and_write_everything_once(ranks: Ranks) -> Non
     found = ranks.run(4, planned, False)
     for rank in range(4):
         # the second and third save go by the plan of the first
-        assert [each[0] for each in found[rank]] == [1, 0, 0]
+        assert [each[0] for each in found[rank]] == [["list"], ["plan"], ["plan"]]
         assert found[rank][0][1:] == found[rank][1][1:]
         assert all(each[3] is None for each in found[rank])
     together = [path for each in found for path in each[0][1]]
@@ -203,11 +214,53 @@ def test_ranks_plan_together_once_and_write_everything_once(ranks: Ranks) -> Non
     assert sum(each[0][2] for each in found) == 1
 
 
+def changed(rank: int, size: int, kind: str) -> object:
+    """The second save finds another plan or list on the last rank alone, or on all; the third is as the second."""
+    world, planner, found = find_world(), Planner(), []
+    for number in range(3):
+        components = shared_components(rank, size)
+        mine = components["agent"]
+        if (number and kind == "all") or (number == 1 and kind == "one" and rank == size - 1):
+            mine.leaves["more"] = Leaf(np.zeros(2 + (kind == "all")), "float64", (2 + (kind == "all"),), "numpy")
+        if number == 1 and kind == "lost" and rank == size - 1:
+            planner = Planner()
+        items = items_of(components)
+        Heard.reported.clear()
+        begun = time.monotonic()
+        try:
+            share = planner.plan(Heard(world.store, rank, size, f"plan {number}", 60, 30), items)
+            outcome: Any = sorted(items[place].path for place in share.writes)
+        except CoordinationError as error:
+            outcome = (error.ranks, error.leaves)
+        found.append((list(Heard.reported), outcome, time.monotonic() - begun))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["lost", "one", "all"])
+def test_a_plan_is_made_anew_by_all_ranks_if_one_of_them_needs_it(ranks: Ranks, kind: str) -> None:
+    found = ranks.run(2, changed, kind)
+    for rank, saves in enumerate(found):
+        odd = rank == 1 and kind != "all"
+        second = ["list"] if kind == "all" else ["list", "list"] if odd else ["plan", "list"]
+        # the list of the last rank is the old one again, and so is its plan
+        third = ["plan"]
+        assert [each[0] for each in saves] == [["list"], second, third]
+        # nobody has waited for a rank that does not vote
+        assert all(each[2] < 20 for each in saves)
+        if kind == "one":
+            assert saves[1][1] == ((1,), ("agent/more",))
+            assert saves[2][1] == saves[0][1]
+        else:
+            assert saves[2][1] == saves[1][1]
+    for number in (0, 1, 2) if kind != "one" else (0, 2):
+        written_by_all = sorted(path for saves in found for path in saves[number][1])
+        more = ["agent/more"] if kind == "all" and number else []
+        assert written_by_all == sorted(["agent/_tree", "agent/bias", "agent/scale", *["agent/weight"] * 2, *more])
+
+
 def test_leaves_that_should_be_equal_and_are_not_are_named(ranks: Ranks) -> None:
     for found in ranks.run(4, planned, True):
         assert [each[3] for each in found] == [(("agent/scale",), (3,))] * 3
-        # each of these saves was given up, and the next one is planned anew
-        assert [each[0] for each in found] == [1, 1, 1]
 
 
 def test_items_know_the_parts() -> None:
@@ -229,3 +282,35 @@ def test_leaves_are_known_by_their_paths_in_the_checkpoint_whatever_their_compon
         each: (mine.leaves, mine.structure) for each, mine in components.items()
     }
     assert set(common(components, items, everything)["all"]) == {item.path for item in items}
+
+
+def test_what_a_rank_has_written_is_not_digested_again_and_has_the_digest_that_others_find(tmp_path) -> None:
+    """Of each kind of leaf: what one rank tells by its index the other must find in its memory."""
+    torch = pytest.importorskip("torch")
+    large = np.arange(1 << 18, dtype=np.float64)  # the second time it is unchanged, and lies in a segment
+    tree = {
+        "numbers": np.arange(12.0).reshape(3, 4), "columns": np.asfortranarray(np.arange(12).reshape(3, 4)),
+        "scalar": np.float32(3), "none": np.empty((0, 4)), "words": np.array(["", "été"]), "flags": np.ones(3, bool),
+        "waves": np.array([1 + 2j]), "long": np.array([1.5], np.longdouble), "tensor": torch.arange(6).view(2, 3).t(),
+        "half": torch.ones(5, dtype=torch.bfloat16), "large": large,
+    }  # fmt: skip
+    part = PartLeaf(np.ones((2, 3)), "float64", (4, 3), "torch", (0, 0))
+    state = encode(tree)
+    components = {"agent": Encoded({**state.leaves, "part": part}, state.structure)}
+    items = items_of(components)
+    everything = Share(frozenset(range(len(items))), dict.fromkeys(range(len(items)), "all"))
+    expected = common(components, items, everything)
+    store = StoreFiles.create(tmp_path / "store")
+    store.write_run("run", RunRecord("0" * 32, "run", 0.0))
+    digested: list[Any] = []
+    for _ in range(3):
+        digested.clear()
+        prepared = store.prepare("run", components, shard=Shard(0, 2))
+        found = common(components, items, everything, prepared.leaves, digest=lambda data: digested.append(data) or "-")
+        store.conclude("run", prepared)
+        # structures are padded in files, so theirs is of what is in memory
+        assert digested == [state.structure]
+        assert found["all"] == expected["all"] | {"agent/_tree": "-"}
+    assert prepared.segments
+    other = [replace(leaf, digest=f"sha256:{0:064x}") for leaf in prepared.leaves.values()]
+    assert common(components, items, everything, {leaf.path: leaf for leaf in other}) == expected

@@ -8,11 +8,11 @@ from parallel_training import LAYOUTS, OPTIMIZERS, Saved, Training, merged, resu
 from ranks import Ranks
 from storage_helpers import new_store
 
+from simckpt.distributed.committing import commit_together
 from simckpt.distributed.planning import Planner, common, items_of, written
 from simckpt.distributed.voting import Ballot
 from simckpt.distributed.world import find_world
 from simckpt.storage import CommitDraft, Shard, StoreFiles
-from simckpt.storage.preparing import Prepared
 
 SIZES = (1, 2, 4)
 RUN = "ant-ppo"
@@ -80,19 +80,18 @@ def save_in_store(rank: int, size: int, path: str, layout: str, name: str) -> di
     """Saves as several ranks do: planned together, each its own file, one vote, one commit by rank 0."""
     training = Training(layout, name, rank, size)
     training.step(0)
-    files, store = StoreFiles.open(path), find_world().own_store()
+    files, store = StoreFiles.open(path), find_world().store
     encoded = training.encoded()
     items = items_of(encoded)
     share = Planner().plan(Ballot(store, rank, size, "plan"), items)
     prepared = files.prepare(RUN, written(encoded, items, share), shard=Shard(rank, size))
-
-    def commit(reports: list) -> dict:
-        others = [Prepared.from_json(files.path, report) for report in reports[1:]]
-        return {"seq": files.publish_shards(RUN, CommitDraft(None, 1), [prepared, *others]).record.seq}
-
-    told = Ballot(store, rank, size, "save").hold(prepared.to_json(), commit, common=common(encoded, items, share))
-    files.conclude(RUN, prepared)
-    assert told == {"seq": 1}
+    same = common(encoded, items, share)
+    ballot = Ballot(store, rank, size, "save")
+    draft = CommitDraft(None, 1)
+    commit = commit_together(
+        files, RUN, prepared, ballot, lambda all, _: files.publish_shards(RUN, draft, all), common=same
+    )
+    assert commit.record.seq == 1
     return training.whole()
 
 

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from training_runs import Training
 
 import simckpt
+from simckpt.storage import StoreFiles
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,8 @@ def test_upkeep_and_listings_take_it_for_any_other_checkpoint(ranks: Ranks, tmp_
             [sys.executable, "-m", "simckpt", name, str(tmp_path), *addresses], capture_output=True, text=True
         )
         assert done.returncode == code, done.stderr
-        assert newer_id[:8] in done.stdout or "envs@1" in done.stdout.replace("%40", "@"), done.stdout
+        shown = {"ls": newer_id[:8], "show": "envs@1", "diff": "envs@1/"}[name]
+        assert shown in done.stdout.replace("%40", "@"), done.stdout
 
 
 def disagreeing(rank: int, size: int, store: str) -> Any:
@@ -77,6 +79,36 @@ def test_hyperparameters_that_differ_between_ranks_are_refused_by_name(ranks: Ra
         assert "0.01 on rank 1" in text
         # a rank's own value of a free key is its own
         assert args == {"lr": 1e-2, "seed": rank, "device": "cpu"}
+
+
+def half_given(rank: int, size: int, store: str, having: int) -> Any:
+    with simckpt.Store(store).start("cart") as run:
+        return run.configure({"lr": 1e-2, **({"note": rank} if rank == having else {})}, free={"note"})
+
+
+@pytest.mark.parametrize("having", [0, 1])
+def test_a_free_key_that_one_rank_alone_has_is_given_to_that_rank(ranks: Ranks, tmp_path: Path, having: int) -> None:
+    found = ranks.run(2, half_given, str(tmp_path), having, limit=LIMIT)
+    assert found[having] == {"lr": 1e-2, "note": having}
+    assert all(args["lr"] == 1e-2 for args in found)
+
+
+def misdirected(rank: int, size: int, store: str) -> Any:
+    with pytest.raises(simckpt.SimckptError) as caught:
+        simckpt.Store(store).start(f"cart-{rank}")
+    # and the same start works afterwards
+    with simckpt.Store(store).start("cart"):
+        pass
+    # training's own is the only one that is left
+    assert len(torch.distributed.distributed_c10d._world.pg_map) == 1
+    return type(caught.value).__name__, str(caught.value)
+
+
+def test_ranks_that_start_runs_of_different_names_are_told_so(ranks: Ranks, tmp_path: Path) -> None:
+    for kind, message in ranks.run(2, misdirected, str(tmp_path), limit=LIMIT):
+        assert kind == "ConfigurationError"
+        assert "rank 0 starts 'cart-0', rank 1 'cart-1'" in message
+    assert simckpt.Store(tmp_path).files.runs() == ["cart"]
 
 
 def locked(rank: int, size: int, store: str) -> str:
@@ -112,8 +144,12 @@ def on_others(rank: int, size: int, store: str, num_envs: int, step: int) -> Any
     del training.loop.previous_done
     training.loop.previous_done = np.zeros(num_envs, bool)
     checkpointer = run.checkpointer(training.components, save_when=simckpt.EverySteps(5), timeout=20.0)
+    read, reads = StoreFiles.read, []
+    StoreFiles.read = lambda self, *args, **options: reads.append(args) or read(self, *args, **options)
     with run, checkpointer:
         found = checkpointer.restore_latest()
+        # each component that is dealt out anew, and all the others at once: whatever the number of ranks
+        assert len(reads) <= 4 + 1, reads
         start = training.loop.step, training.fingerprint(), training.loop.observations.tolist()
         while training.loop.step < step:
             training.advance()
@@ -138,6 +174,37 @@ def test_another_number_of_ranks_gets_the_same_envs_and_parameters(
     assert observations == [each for one in saved for each in one[1]]
     # no two ranks draw the same numbers
     assert len({one[1][1]["torch"] for one in found} | {one[0]["torch"] for one in saved}) == before + after
+
+
+def counted(rank: int, size: int, store: str, untouched: list[str] | None) -> Any:
+    """Each rank counts its own episodes, which go to no other number of ranks."""
+    with simckpt.Store(store).start("cart") as run:
+        loop = simckpt.LoopState(step=0, episodes=100 + rank, best=0.0)
+        checkpointer = run.checkpointer({"loop": loop}, save_when=simckpt.EverySteps(1), timeout=20.0)
+        with checkpointer:
+            try:
+                checkpointer.restore_latest(**({} if untouched is None else {"untouched": untouched}))
+            except simckpt.SimckptError as error:
+                return type(error).__name__, str(error)
+            if untouched is None:
+                loop.step, loop.best = 1, 7.0
+                checkpointer.step(1)
+                checkpointer.wait()
+        return loop.step, loop.best, loop.episodes
+
+
+def test_what_goes_to_no_other_number_of_ranks_can_be_left_as_it_is(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(2, counted, str(tmp_path), None, limit=LIMIT) == [(1, 7.0, 100), (1, 7.0, 101)]
+    ((kind, message),) = ranks.run(1, counted, str(tmp_path), None, limit=LIMIT)
+    assert kind == "StateMismatchError"
+    assert "restore_latest(untouched={'loop/episodes'})" in message
+    # as the message says
+    assert ranks.run(1, counted, str(tmp_path), ["loop/episodes"], limit=LIMIT) == [(1, 7.0, 100)]
+    assert ranks.run(1, counted, str(tmp_path), ["loop"], limit=LIMIT) == [(0, 0.0, 100)]
+    ((kind, message),) = ranks.run(1, counted, str(tmp_path), ["loop/episodes", "loop/typo"], limit=LIMIT)
+    assert (kind, "'loop/typo' cannot be left as it is" in message) == ("ConfigurationError", True)
+    # on as many ranks it can be left as well
+    assert ranks.run(2, counted, str(tmp_path), ["loop/best"], limit=LIMIT)[1] == (1, 0.0, 101)
 
 
 def on_step_five(rank: int, size: int, store: str, num_envs: int) -> Any:
@@ -385,3 +452,149 @@ def test_ranks_that_save_different_things_commit_nothing(ranks: Ranks, tmp_path:
         assert "a replay buffer is each rank's own" in shared_log
         assert "in the background" in foreground
     assert steps(tmp_path) == [13]
+
+
+def normalised(rank: int, size: int, store: str, last: int, coordination: str) -> Any:
+    """Trains through DDP, and acts with the module within it, whose running means are of the rank's own batch then."""
+    with simckpt.Store(store).start("cart") as run:
+        torch.manual_seed(3)
+        module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+        parallel = torch.nn.parallel.DistributedDataParallel(module) if size > 1 else module
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop = simckpt.LoopState(step=0, acted=[])
+        checkpointer = run.checkpointer(
+            {"agent": parallel, "optimizer": optimizer, "loop": loop},
+            save_when=simckpt.EverySteps(1),
+            coordination=coordination,
+            timeout=20.0,
+        )
+        with checkpointer:
+            untouched = {"loop"} if size == 1 else ()
+            restored = checkpointer.restore_latest(untouched=untouched)
+            begun = module[1].running_mean.tolist()
+            while loop.step < last:
+                x = torch.randn(8, 3, generator=torch.Generator().manual_seed(100 * loop.step + rank))
+                optimizer.zero_grad()
+                parallel(x).square().sum().backward()
+                optimizer.step()
+                module.eval()
+                loop.acted = [*loop.acted, float(module(torch.ones(1, 3)).sum().detach())]
+                module.train()
+                loop.step += 1
+                checkpointer.step(loop.step)
+                checkpointer.wait()
+        return begun, module[1].running_mean.tolist(), loop.acted, None if restored is None else restored.components()
+
+
+@pytest.mark.parametrize("coordination", ["barrier", "independent"])
+def test_running_means_that_ranks_have_of_their_own_between_two_passes_come_back(
+    ranks: Ranks, tmp_path: Path, coordination: str
+) -> None:
+    whole = ranks.run(2, normalised, str(tmp_path / "whole"), 4, coordination, limit=LIMIT)
+    first = ranks.run(2, normalised, str(tmp_path / "parts"), 2, coordination, limit=LIMIT)
+    assert first[0][1] != first[1][1]
+    found = ranks.run(2, normalised, str(tmp_path / "parts"), 4, coordination, limit=LIMIT)
+    assert [each[:3] for each in found] == [(begun[1], end[1], end[2]) for begun, end in zip(first, whole, strict=True)]
+    assert "agent@1" in found[0][3]
+    # one process goes on with rank 0's
+    (alone,) = ranks.run(1, normalised, str(tmp_path / "parts"), 0, coordination, limit=LIMIT)
+    assert alone[0] == whole[0][1]
+
+
+def unsupported(rank: int, size: int, store: str) -> list[Any]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    module, found = torch.nn.Linear(2, 2), []
+    zero = ZeroRedundancyOptimizer(module.parameters(), optimizer_class=torch.optim.Adam)
+    with simckpt.Store(store).start("cart") as run:
+        for name, component in (
+            ("optimizer", zero),
+            ("agent", FullyShardedDataParallel(torch.nn.Linear(2, 2), device_id=torch.device("cpu"))),
+        ):
+            with pytest.raises(simckpt.SimckptError) as caught:
+                run.checkpointer({name: component}, save_when=simckpt.EverySteps(1))
+            found.append((type(caught.value).__name__, str(caught.value)))
+    return found
+
+
+def test_wrappers_that_shard_in_their_own_way_are_refused_with_what_to_take_instead(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for zero, fsdp in ranks.run(2, unsupported, str(tmp_path), limit=LIMIT):
+        assert zero[0] == fsdp[0] == "UnsupportedStateError"
+        assert "component 'optimizer', a ZeroRedundancyOptimizer" in zero[1]
+        assert "component 'agent', a FullyShardedDataParallel" in fsdp[1]
+        assert all("fully_shard" in message for _, message in (zero, fsdp))
+
+
+def failing_once(rank: int, size: int, store: str, victim: int, when_busy: str) -> Any:
+    """The third save cannot be begun on one rank; on the others it is in flight, and fails."""
+    run = simckpt.Store(store).start("cart")
+    loop, extra = simckpt.LoopState(step=0), simckpt.LoopState(held=None)
+    checkpointer = run.checkpointer(
+        {"loop": loop, "extra": extra}, save_when=simckpt.EverySteps(1), when_busy=when_busy, timeout=10.0
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", simckpt.SaveFailedWarning)
+        with run, checkpointer:
+            checkpointer.wait()
+            while loop.step < 12:
+                loop.step += 1
+                with Path(__file__).open() as file:
+                    extra.held = file if rank == victim and loop.step == 3 else None
+                    checkpointer.step(loop.step)
+                    extra.held = None
+                if loop.step in (1, 2):
+                    checkpointer.wait()
+            checkpointer.wait()
+        return [str(each.message) for each in caught if "failed, training goes on" in str(each.message)]
+
+
+@pytest.mark.parametrize(("victim", "when_busy"), [(0, "skip"), (1, "skip"), (0, "coalesce"), (1, "coalesce")])
+def test_a_save_that_cannot_be_begun_on_one_rank_leaves_all_at_the_same_one(
+    ranks: Ranks, tmp_path: Path, victim: int, when_busy: str
+) -> None:
+    found = ranks.run(2, failing_once, str(tmp_path), victim, when_busy, limit=LIMIT)
+    for failures in found:
+        (message,) = failures
+        assert "at step 3 failed" in message
+    assert f"rank {victim}: UnsupportedStateError" in found[1 - victim][0]
+    saved = simckpt.Store(tmp_path).run("cart").checkpoints()
+    assert {1, 2} <= {each.step for each in saved}
+    assert 3 not in {each.step for each in saved}
+    assert saved[-1].step > 3
+    for checkpoint in saved:
+        assert [checkpoint[f"loop@{rank}"]["step"] for rank in range(2)] == [checkpoint.step] * 2
+
+
+def counting(rank: int, size: int, store: str, coordination: str) -> Any:
+    """Returns how many keys the store of keys has after some saves, and after many more."""
+    import torch.distributed as dist
+
+    # of ranks that do not wait the disk decides which steps they have in common
+    warnings.filterwarnings("ignore", ".*steps in a row", simckpt.UpkeepWarning)
+    run = simckpt.Store(store).start("cart")
+    loop, found = simckpt.LoopState(step=0), []
+    checkpointer = run.checkpointer(
+        {"loop": loop}, save_when=simckpt.EverySteps(1 + rank), coordination=coordination, timeout=20.0
+    )
+    with run, checkpointer:
+        while loop.step < 40:
+            dist.barrier()
+            loop.step += 1
+            checkpointer.step(loop.step)
+            if loop.step in (8, 40):
+                checkpointer.wait()
+                dist.barrier()
+                found.append(dist.group.WORLD.get_group_store().num_keys())
+                dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("coordination", ["barrier", "independent"])
+def test_keys_of_votes_do_not_pile_up(ranks: Ranks, tmp_path: Path, coordination: str) -> None:
+    for few, many in ranks.run(2, counting, str(tmp_path), coordination, limit=LIMIT):
+        # some of the last votes are left, whose number does not depend on how many there were
+        assert many <= few + 12
+    assert steps(tmp_path)[-1] >= 30

@@ -1,6 +1,5 @@
 """The vote on a save: ranks that die, hang, come late or disagree, at every point of it."""
 
-import contextlib
 import os
 import signal
 import threading
@@ -26,8 +25,16 @@ def started() -> World:
     return world
 
 
-def ballot(world: World, name: str = "save 1", *, patience: float = PATIENCE, previous: str = "") -> Ballot:
-    return Ballot(world.own_store(), world.rank, world.size, name, patience, GRACE, previous)
+def ballot(world: World, name: str = "save 1", *, patience: float = PATIENCE, previous: tuple[str, ...] = ()) -> Ballot:
+    return Ballot(world.store, world.rank, world.size, name, patience, GRACE, previous)
+
+
+def until(world: World, key: str) -> None:
+    """Waits for a key."""
+    limit = time.monotonic() + 60
+    while not world.store.check([key]):
+        assert time.monotonic() < limit, key
+        time.sleep(0.005)
 
 
 def vote(world: World, name: str = "save 1", commit=None, **options) -> object:
@@ -50,7 +57,7 @@ def trained() -> float:
 def all_ranks_report(rank: int, size: int) -> object:
     world = started()
     first = vote(world)
-    second = vote(world, "save 2", previous="save 1")
+    second = vote(world, "save 2", previous=("save 1",))
     return first[0], second[0], [int(world.store.check([f"save {n}/verdict"])) for n in (1, 2)], trained()
 
 
@@ -71,8 +78,11 @@ def dies(rank: int, size: int, victim: int, when: str, how: int) -> object:
     """The victim is killed or stopped at a point of the vote; the others tell what they saw."""
     world = started()
     world.exchange("all are here")
-    # and have heard of it: the store may end with the victim
-    world.largest(0)
+    # and have heard of it, and of each other: the store may end with the victim
+    world.store.set(f"rank {rank} is ready", "")
+    if rank == victim:
+        for other in range(size):
+            until(world, f"rank {other} is ready")
 
     def commit(reports: list) -> dict:
         if when == "committing":
@@ -145,8 +155,8 @@ def late(rank: int, size: int) -> object:
     world.exchange("all are here")
     if rank == 1:
         # it knows by the second vote's first report that the others have left
-        world.store.wait(["save 2/report/0"])
-    return vote(world, patience=PATIENCE), vote(world, "save 2", patience=20.0, previous="save 1"), trained()
+        until(world, "save 2/report/0")
+    return vote(world, patience=PATIENCE), vote(world, "save 2", patience=20.0, previous=("save 1",)), trained()
 
 
 def test_a_late_rank_learns_that_it_was_given_up_and_the_next_save_is_committed(ranks: Ranks) -> None:
@@ -179,14 +189,14 @@ def given_up_in_time(rank: int, size: int) -> object:
     committing = "rank 0 commits/verdict"
 
     def commit(reports: list) -> dict:
-        world.store.wait(["rank 1 gave up"])
+        until(world, "rank 1 gave up")
         return {"all": reports}
 
     if rank == 0:
         return vote(world, "rank 0 commits", commit, patience=20.0)[0]
     mine = ballot(world, "rank 0 commits")
     mine._set("report/1", {"report": {"wrote": 1}, "common": {}})
-    world.store.wait([committing])
+    until(world, committing)
     threading.Timer(0.2, world.store.set, ("rank 1 gave up", "")).start()
     return mine._give_up("rank 0 is slow", {})
 
@@ -259,7 +269,7 @@ def slow_to_explain(rank: int, size: int, digests: list) -> object:
             super()._set(name, value)
 
     world = started()
-    mine = (Slow if rank == size - 1 else Ballot)(world.own_store(), rank, size, "save 1", 20.0, 20.0)
+    mine = (Slow if rank == size - 1 else Ballot)(world.store, rank, size, "save 1", 20.0, 20.0)
     try:
         return mine.hold({}, lambda reports: {}, common=digests[rank])
     except CoordinationError as error:
@@ -318,31 +328,3 @@ def test_a_thread_that_waits_does_not_hold_up_training(ranks: Ranks) -> None:
         assert content == {"all": [{"wrote": 0}, {"wrote": 1}, {"wrote": 2}]}
         # a wait that held the store or the GIL would last its patience
         assert trained_for < 20
-
-
-def test_a_wait_on_one_client_blocks_that_client_alone(ranks: Ranks) -> None:
-    # the reason for a connection of its own: without it this takes as long as the wait
-    for shared, own in ranks.run(2, one_client):
-        assert shared > 0.9
-        assert own < 0.9
-
-
-def one_client(rank: int, size: int) -> object:
-    world = started()
-    times = []
-    for client in (world.store, world.own_store()):
-        thread = threading.Thread(target=lambda client=client: _wait_for_nothing(client))
-        thread.start()
-        time.sleep(0.1)
-        begun = time.monotonic()
-        world.store.set(f"alive {rank}", "yes")
-        times.append(time.monotonic() - begun)
-        thread.join()
-    return times
-
-
-def _wait_for_nothing(client) -> None:
-    from datetime import timedelta
-
-    with contextlib.suppress(dist.DistStoreError):
-        client.wait(["never"], timedelta(seconds=1.5))

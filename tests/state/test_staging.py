@@ -236,3 +236,21 @@ class TestGPU:
         (copy,) = staged(arena, tensor)
         assert torch.equal(copy, tensor.cpu())
         assert slabs.find(copy.numpy()) is not None
+
+
+def test_an_arena_that_lends_gives_large_tensors_themselves_and_copies_all_else() -> None:
+    arena, large = Arena(lends=True), torch.arange(LARGE * 4.0).view(4, LARGE)
+    whole = torch.nn.Parameter(large.clone())
+    others = {"turned": large.t(), "small": torch.ones(3), "array": large.numpy()}
+    lent, again, copies = staged(arena, {"w": whole}, {"w": whole}, others)
+    for each in (lent["w"], again["w"]):
+        assert each.data_ptr() == whole.data_ptr()
+        assert each is not whole
+    held = [large.data_ptr(), others["small"].data_ptr()]
+    assert copies["turned"].data_ptr() not in held
+    assert copies["small"].data_ptr() not in held
+    assert not np.shares_memory(copies["array"], large.numpy())
+    for name, wanted in others.items():
+        assert leaf_bytes(copies[name]) == np.ascontiguousarray(wanted).tobytes(), name
+    conjugate = torch.complex(large, large).conj()
+    assert leaf_bytes(*staged(Arena(lends=True), conjugate)) == conjugate.resolve_conj().numpy().tobytes()
