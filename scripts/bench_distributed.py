@@ -89,6 +89,8 @@ def bench_metadata(ranks: int = 1024, *, parameters: int = 300, own: int = 30) -
         parameters: of the model, each cut over all ranks, with two moments of Adam.
         own: leaves that each rank has of its own.
     """
+    from simckpt.distributed import planning
+
     found: dict[str, object] = {"ranks": ranks, "leaves_per_rank": 3 * parameters + own}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -96,6 +98,7 @@ def bench_metadata(ranks: int = 1024, *, parameters: int = 300, own: int = 30) -
         folder.mkdir()
         files: list[FileRecord] = []
         states: list[FileRecord] = []
+        sent: list[str] = []
         sealing = 0.0
         for shard in shards_of(ranks):
             lines = rank_leaves(shard, parameters=parameters, own=own)
@@ -104,10 +107,18 @@ def bench_metadata(ranks: int = 1024, *, parameters: int = 300, own: int = 30) -
             sealing += time.process_time() - before
             (folder / shard.index_file).write_bytes(data)
             files.append(FileRecord(shard.index_file, len(data), digests.digest(data), "file"))
+            held = [
+                planning.Item(line.path, line.dtype, line.shape, line.size, line.part, line.own_shape)
+                for line in lines
+                if line.part is not None
+            ]
+            sent.append(json.dumps(planning._report(held)))
             size = max((line.offset or 0) + line.size for line in lines)
             states.append(FileRecord(shard.state_file, size, digests.digest(b""), "metadata"))
         found["seal_one_index_cpu_s"] = sealing / ranks
         found["seal_all_indexes_cpu_s"] = sealing
+        found["read_lists_and_plan"] = measure_plan(sent)
+        sent.clear()
         listing = Listing(tuple(states), tuple(files))
         data, found["seal_shards_json"] = _timed(listing.to_bytes)
         (folder / SHARDS_FILE).write_bytes(data)
@@ -158,7 +169,7 @@ class Costs:
     Attributes:
         ranks: how many.
         report: of one rank, to rank 0 [bytes].
-        plan: making the plan from the lists of all ranks, once as long as they stay the same [s of processor].
+        plan: reading the lists of all ranks and making the plan, once as long as they stay the same [s of processor].
         first: from the last report to the verdict, of the first save, which reads all indexes [s].
         later: the same of those after it [s].
         merge: reading all indexes, as a restore does [s of processor].
@@ -170,6 +181,13 @@ class Costs:
     first: float
     later: float
     merge: float
+
+
+def measure_plan(sent: Sequence[str]) -> dict[str, float]:
+    """Returns what reading the lists that all ranks have sent, and making a plan of them, costs rank 0 [s]."""
+    from simckpt.distributed import planning
+
+    return _timed(lambda: planning.assign(planning._lists([json.loads(each) for each in sent]), alike=True))[1]
 
 
 def parent_of(files: StoreFiles) -> str | None:
@@ -191,6 +209,7 @@ def measure_costs(ranks: int, *, parameters: int, own: int) -> Costs:
 
     from simckpt import state
     from simckpt.distributed import planning
+    from simckpt.distributed.keys import Keys
     from simckpt.distributed.voting import Ballot
     from simckpt.state.leaf import Leaf, PartLeaf
     from simckpt.state.tree import Encoded
@@ -209,16 +228,17 @@ def measure_costs(ranks: int, *, parameters: int, own: int) -> Costs:
     items = [
         [planning.Item(path, "float32", (ranks, 2), 8, (rank, 0), (1, 2)) for path in paths] for rank in range(ranks)
     ]
-    _, plan = _timed(lambda: planning.assign(items, alike=True))
+    plan = measure_plan([json.dumps(planning._report(each)) for each in items])
     took: list[float] = []
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    keys = Keys(server, "bench")
     with tempfile.TemporaryDirectory() as folder:
         files = StoreFiles.create(Path(folder) / "store")
         files.write_run("run", RunRecord(names.random_id(), "run", time.time()))
         for number in range(4):
             mine = [files.prepare("run", components(shard.number, number), shard=shard) for shard in shards_of(ranks)]
             reports = [each.to_json() for each in mine]
-            ballots = [Ballot(server, rank, ranks, f"save {number}") for rank in range(ranks)]
+            ballots = [Ballot(keys, rank, ranks, f"save {number}") for rank in range(ranks)]
             for ballot, report in zip(ballots[1:], reports[1:], strict=True):
                 # as a rank does in `hold`, which would wait here
                 ballot._set(f"report/{ballot.rank}", {"report": report, "common": {"all": "0" * 32}})
@@ -228,6 +248,7 @@ def measure_costs(ranks: int, *, parameters: int, own: int) -> Costs:
             took.append(time.perf_counter() - begun)
             for each in mine:
                 files.conclude("run", each)
+        keys.close()
         _, merge = _timed(lambda: StoreFiles.open(files.path).index("run", 4))
     size = max(len(json.dumps(report)) for report in reports)
     return Costs(ranks, size, plan["cpu_s"], took[0], statistics.median(took[1:]), merge["cpu_s"])

@@ -3,7 +3,8 @@
 All contenders save the same live objects of the same processes in turn, in an order that rotates: a module and its
 Adam, and an array that each rank has of its own. Between two saves every number changes, so that each save is whole.
 A save lasts from a barrier until its last rank has returned, and all files are synced then: by simckpt with the folders
-that name them, by DCP's writer, left at its default, without. DCP is given state dicts that were made before. A restore
+that name them, by DCP's writer, left at its default, without. Within it the save before is removed, but for DCP with
+simckpt's files, which keeps all. DCP is given state dicts that were made before. A restore
 begins with files that were dropped from the page cache, and with spoiled objects; it is compared bit by bit. simckpt
 verifies digests of what it reads, DCP's reader does not.
 """
@@ -190,17 +191,15 @@ class Dcp:
         self.state: dict[str, Any] = {}
 
     def prepare(self) -> None:
-        """Makes the state dict, which is not counted; removes the save before the last one."""
+        """Makes the state dict, which is not counted."""
         self.state = self.subject.state_dict()
-        if self.subject.rank == 0:
-            for old in self.folder.glob("*"):
-                if old != self.last:
-                    shutil.rmtree(old)
 
     def save(self, number: int) -> None:
-        """Saves."""
-        self.last = self.folder / str(number)
+        """Saves, and removes the save before."""
+        before, self.last = self.last, self.folder / str(number)
         dcp.save(self.state, storage_writer=dcp.FileSystemWriter(self.last))
+        if self.subject.rank == 0 and before != self.folder:
+            shutil.rmtree(before)
 
     def restore(self) -> None:
         """Loads the last save into the live objects."""

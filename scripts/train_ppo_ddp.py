@@ -4,8 +4,9 @@
 
 The same command resumes, also on another number of ranks: `--num-envs` counts those of all ranks together. With
 `--max-restarts 3` torchrun resumes by itself when a rank dies; with gloo, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for
-that. Evaluations are rank 0's. This is `train_ppo.py` with what several ranks need, which `diff` shows, in the manner
-of CleanRL's `ppo_atari_multigpu.py` (Huang et al. 2022, JMLR 23:274). Sources of the tricks:
+that. SIGTERM ends all ranks with one checkpoint. Evaluations are rank 0's. This is `train_ppo.py` with what several
+ranks need, which `diff` shows, in the manner of CleanRL's `ppo_atari_multigpu.py` (Huang et al. 2022, JMLR 23:274).
+Sources of the tricks:
 
     [S17]  Schulman et al. 2017, "Proximal Policy Optimization Algorithms", arXiv:1707.06347
     [S16]  Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
@@ -368,7 +369,11 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = {"cpu": "gloo", "cuda": "nccl"}[args.device]
     dist.init_process_group(backend, timeout=timedelta(seconds=args.timeout))
-    simckpt.supervise(train, args)
+    try:
+        simckpt.supervise(train, args)
+    except SystemExit:
+        dist.destroy_process_group()  # after a signal all ranks end here together, with one checkpoint
+        raise
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A real Slurm of one node (slurmctld, slurmd, munge) in namespaces of its own: nothing listens outside of them.
-# usage: slurm_lab.sh FOLDER COMMAND...     needs root; apt-get install slurmd slurmctld slurm-client munge
+# usage: [KILL_WAIT=seconds] slurm_lab.sh FOLDER COMMAND...     needs root; apt-get install slurmd slurmctld slurm-client munge
 set -u
 folder=$1
 if [ -z "${IN_LAB:-}" ]; then exec env IN_LAB=1 unshare -n -m -p -f --mount-proc bash "$0" "$@"; fi
@@ -32,13 +32,17 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
-KillWait=5
+KillWait=${KILL_WAIT:-5}
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SchedulerParameters=sched_min_interval=200000,batch_sched_delay=0
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
 NodeName=$host NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10
+# jobs here make room for those of main
+PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1
 CONF
 export SLURM_CONF="$folder/slurm.conf"
 munged --force --key-file="$folder/munge.key" --socket="$folder/munge.sock" --pid-file="$folder/munge.pid" \

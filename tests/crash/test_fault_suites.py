@@ -53,7 +53,15 @@ def test_an_error_without_a_type_is_noticed(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "relaxed"),
-    [("prune, freeing none", False), ("branch", True), ("tag", True), ("later metrics", False)],
+    [
+        ("prune, freeing none", False),
+        ("branch", True),
+        ("tag", True),
+        ("later metrics", False),
+        pytest.param("prune of ranks", False, marks=pytest.mark.slow),
+        pytest.param("save of ranks", False, marks=pytest.mark.slow),
+        pytest.param("save of ranks", True, marks=pytest.mark.slow),
+    ],
 )
 def test_after_a_power_failure_what_returned_is_there(name, relaxed, tmp_path) -> None:
     found = recorded(case(name), tmp_path / "case", States())
@@ -63,14 +71,15 @@ def test_after_a_power_failure_what_returned_is_there(name, relaxed, tmp_path) -
 
 
 def test_the_suite_of_power_failures_notices_a_missing_sync() -> None:
-    pairs = [("save", "checkpoints/"), ("branch", "run.json")]
+    pairs = [("save", "checkpoints/"), ("branch", "run.json"), ("save of ranks", "shard-00001-of-00002.h5")]
     assert set(pairs) <= set(NECESSARY)
     assert all(noticed(pairs).values())
 
 
-def test_every_sync_of_a_save_is_needed_or_known_not_to_be(tmp_path) -> None:
-    found = set(syncs(recorded(case("save"), tmp_path / "case", States())))
-    assert found == {sync for name, sync in NECESSARY if name == "save"} | (found & HARMLESS)
+@pytest.mark.parametrize("name", ["save", "save of ranks"])
+def test_every_sync_of_a_save_is_needed_or_known_not_to_be(name, tmp_path) -> None:
+    found = set(syncs(recorded(case(name), tmp_path / "case", States())))
+    assert found == {sync for other, sync in NECESSARY if other == name} | (found & HARMLESS)
 
 
 def test_a_recording_knows_what_is_durable(tmp_path) -> None:

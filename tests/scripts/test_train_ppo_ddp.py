@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -205,31 +205,106 @@ def test_envs_that_cannot_be_divided_among_the_ranks_are_refused(ranks: Ranks, t
         assert text == "--num-envs 3 cannot be divided among 2 ranks"
 
 
+kill_and_resume = load("kill_and_resume")
+# long enough that a signal comes before the end
+LONGER = {"total_steps": "2048", "save_every": "128", "eval_every": "256"}
+
+
+class Torchrun:
+    """The script on two ranks under torchrun, told what to do when it prints a line.
+
+    Attributes:
+        status: that torchrun ended with.
+        output: all that was printed.
+    """
+
+    def __init__(self, store: Path, run: str, restarts: int, line: str, act: Callable[[int, list[int]], None]) -> None:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        # a loaded machine needs more than the 30 s after which torchrun kills ranks that were asked to end
+        command += ["--max-restarts", str(restarts), "--shutdown-timeout", "200", "--"]
+        command += [str(SCRIPTS / "train_ppo_ddp.py"), *arguments(store, run, **LONGER)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        started, self.output, acted = [process.pid], "", False
+        try:
+            for text in process.stdout:
+                self.output += text
+                if text.startswith(line) and not acted:
+                    acted, ranks = True, kill_and_resume.children(process.pid)
+                    started += ranks
+                    act(process.pid, ranks)
+            assert acted, self.output
+            self.status = process.wait()
+            assert all(kill_and_resume.is_gone(pid, 0) for pid in started)
+        finally:
+            process.kill()
+            process.stdout.close()
+            process.wait()
+
+
+def assert_undisturbed(store: Path, run: str, *, extra: Sequence[int] = ()) -> None:
+    """Checks that a run has the checkpoints of an undisturbed one, bit for bit, and besides those at `extra`."""
+    assert Torchrun(store, "whole", 0, "complete", lambda agent, pids: None).status == 0
+    opened = simckpt.Store(store)
+    whole = {each.step: each for each in opened.run("whole").checkpoints()}
+    found = {each.step: each for each in opened.run(run).checkpoints()}
+    assert found.keys() == {*whole, *extra}
+    assert [step for step in whole if not compare(found[step], whole[step]).identical] == []
+
+
+def events_of(store: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in simckpt.Store(store).files.events("run") if event["event"] == kind]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_torchrun_resumes_by_itself_when_a_rank_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", "2", "--", str(SCRIPTS / "train_ppo_ddp.py"), *arguments(tmp_path, "run")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    kill_and_resume = load("kill_and_resume")
-    training = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        killed = False
-        for line in training.stdout:
-            # the ranks are there, and have saved
-            if line.startswith("evaluating at step=256") and not killed:
-                os.kill(max(kill_and_resume.children(training.pid)), signal.SIGKILL)
-                killed = True
-        assert killed
-        assert training.wait() == 0
-    finally:
-        training.kill()
-        training.stdout.close()
-        training.wait()
-    assert line == "complete step=384\n"
-    assert steps_of(tmp_path, "run") == STEPS
-    events = simckpt.Store(tmp_path).files.events("run")
-    assert [event["event"] for event in events].count("restored") == 1
+@pytest.mark.parametrize("victim", [0, 1])
+def test_torchrun_resumes_by_itself_when_a_rank_is_killed(tmp_path: Path, victim: int) -> None:
+    done = Torchrun(
+        tmp_path, "run", 3, "evaluating at step=512", lambda agent, pids: os.kill(sorted(pids)[victim], signal.SIGKILL)
+    )
+    assert done.status == 0, done.output
+    assert done.output.endswith("complete step=2048\n")
+    assert len(events_of(tmp_path, "restored")) == 1
+    assert_undisturbed(tmp_path, "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("with_ranks", [False, True], ids=["to torchrun", "to torchrun and the ranks"])
+def test_sigterm_ends_all_ranks_with_one_checkpoint_and_torchrun_starts_none_again(
+    tmp_path: Path, with_ranks: bool
+) -> None:
+    def act(agent: int, pids: list[int]) -> None:
+        for pid in [agent, *(pids if with_ranks else [])]:
+            os.kill(pid, signal.SIGTERM)
+
+    done = Torchrun(tmp_path, "run", 3, "evaluating at step=512", act)
+    assert done.status == 1, done.output  # torchrun's own, whatever the code of the ranks is
+    assert "forcefully exiting" not in done.output
+    (stopped,) = events_of(tmp_path, "stopped")
+    assert (stopped["signal"], stopped["problem"], stopped["exit_code"]) == ("SIGTERM", "", simckpt.EXIT_REQUEUE)
+    assert steps_of(tmp_path, "run")[-1] == stopped["step"]
+    assert not events_of(tmp_path, "restored")
+    again = Torchrun(tmp_path, "run", 0, "complete", lambda agent, pids: None)
+    assert again.status == 0
+    assert_undisturbed(tmp_path, "run", extra=[stopped["step"]])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sigterm_to_ranks_alone_ends_them_and_torchrun_starts_them_again_if_it_may(
+    tmp_path: Path,
+) -> None:
+    done = Torchrun(
+        tmp_path, "run", 1, "evaluating at step=512", lambda agent, pids: os.kill(max(pids), signal.SIGTERM)
+    )
+    assert done.status == 0, done.output
+    (stopped,) = events_of(tmp_path, "stopped")
+    assert [event["step"] for event in events_of(tmp_path, "restored")] == [stopped["step"]]
+    assert_undisturbed(tmp_path, "run", extra=[stopped["step"]])
 
 
 @pytest.mark.slow
