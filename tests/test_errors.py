@@ -23,7 +23,7 @@ SPECIAL = {
     errors.OverrideNotAppliedError: {"key": "learning_rate", "wanted": 1e-4, "found": 3e-4},
     errors.RolledBack: {"run": "a", "step": 9, "target_step": 4, "level": 1, "reason": "it fell"},
     errors.RollbackLimitError: {"run": "a", "step": 9, "rollbacks": 3, "reason": "it fell"},
-    **dict.fromkeys(subclasses(errors.LinkError), {"link": "motor"}),
+    **{each: {"link": "motor"} for each in subclasses(errors.LinkError)},
 }
 
 
