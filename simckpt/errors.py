@@ -35,7 +35,8 @@
         ├── ConflictError                          another writer committed first, or has the name
         ├── RunLockedError                         another process is writing this run
         ├── CoordinationError                      ranks are missing, or disagree: nothing was committed
-        │   └── SupersededError                        a newer step is a checkpoint of ranks that do not wait
+        │   ├── SupersededError                        a newer step is a checkpoint of ranks that do not wait
+        │   └── LostError                              the store of keys that the ranks talk over does not answer
         ├── OutcomeUnknownError                    a rank was lost that may have committed: the run's folder shows it
         └── StorageError             (OSError)     the disk refused
             ├── StorageFullError
@@ -384,6 +385,10 @@ class SupersededError(CoordinationError):
 
     That is no failure; the newest step that all ranks have saved is a checkpoint.
     """
+
+
+class LostError(CoordinationError):
+    """The store of keys does not answer; nobody knows whether it has done what it was asked."""
 
 
 class OutcomeUnknownError(StoreError):

@@ -17,7 +17,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from simckpt.errors import CoordinationError
+from simckpt.errors import LostError
 
 ANSWER = 30.0  # [s] a server is given for an answer, which it usually has within a millisecond
 
@@ -25,10 +25,6 @@ _CONNECT = 1 / 3  # of an answer's time for a connection, for torch tries for up
 
 T = TypeVar("T")
 _Calls = SimpleQueue[tuple[Callable[[Any], Any], "Future[Any]"] | None]
-
-
-class LostError(CoordinationError):
-    """The store of keys does not answer; nobody knows whether it has done what it was asked."""
 
 
 class Keys:

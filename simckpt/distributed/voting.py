@@ -32,8 +32,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simckpt.distributed.keys import Keys, LostError
-from simckpt.errors import CoordinationError, OutcomeUnknownError, SimckptError, SupersededError
+from simckpt.distributed.keys import Keys
+from simckpt.errors import CoordinationError, LostError, OutcomeUnknownError, SimckptError, SupersededError
 
 PATIENCE = 120.0  # [s]; shards are balanced, so this bounds how much longer one rank may write than another
 GRACE = 30.0  # [s]; for a commit, which is a few small files,

@@ -7,7 +7,10 @@ import dataclasses
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,11 +31,13 @@ from simckpt.hardware.transports import Transport
 from simckpt.hardware.wire import LARGEST_COUNT
 from simckpt.sim.resources import register_adapter
 
-__all__ = ["Link", "Reading", "links_of"]
+__all__ = ["Link", "Reading", "devices_out_of_reach", "links_of"]
 
 _LARGEST_DRAIN = 1000  # readings that one receive_newest looks through: a device that floods must not stop the loop
 _LONGEST_TIMEOUT = 1e6  # [s]
 _MODULUS = 2**64
+_NO_LINKS = frozenset({"builtins", "mujoco", "numpy", "torch", "weakref"})  # packages whose objects are not looked into
+_out_of_reach: ContextVar[bool] = ContextVar("simckpt_devices_out_of_reach", default=False)
 
 
 class Link:
@@ -50,7 +55,7 @@ class Link:
         transport: `UDP(...)`, `TCP(...)`, `Serial(...)`, a `Transport` of your own, or `Simulated(model)`.
         command: names of the values that are sent; none for a device that only measures.
         reading: names of the values that come back.
-        name: of the link among those of an env, and in messages.
+        name: of the link among those of an env, and in messages; without `/` and `%`.
         armed: whether it may be used before `arm()` is called.
 
     Attributes:
@@ -59,7 +64,7 @@ class Link:
         source: answers in place of the device, which is then out of reach, whether the link is armed or not.
 
     Raises:
-        ConfigurationError: two names are equal, or there are none at all, or too many.
+        ConfigurationError: two names are equal, or there are none at all, or too many; or the link's own is refused.
     """
 
     # the walk through an env goes on into this attribute
@@ -84,6 +89,9 @@ class Link:
         if not self.command and not self.reading:
             raise ConfigurationError("a link without commands and without readings does nothing", keys=["command"])
         self.name = str(name)
+        if not self.name or "/" in self.name or "%" in self.name:
+            # it is one part of the paths under which a session keeps what the link does
+            raise ConfigurationError(f"name= of a link is a text without '/' and '%', got {name!r}", keys=["name"])
         self.last: Reading | None = None
         self.observer: Observer | None = None
         self.source: Source | None = None
@@ -137,6 +145,7 @@ class Link:
             LinkUnavailableError: the device or the local port cannot be had; the link is disarmed.
         """
         with self._alone():
+            self._check_reach()
             self._armed = True
             self._open()
 
@@ -329,7 +338,16 @@ class Link:
             if isinstance(self.transport, Transport):
                 self.transport.close()
 
+    def _check_reach(self) -> None:
+        if _out_of_reach.get() and not isinstance(self.transport, Simulated):
+            raise LinkDisarmedError(
+                f"link {self.name!r} to {self.address} is not one of those that the replay answers for, and a replay "
+                "reaches no device: nothing was sent. Let the env hold it as an attribute when the session is recorded",
+                link=self.name,
+            )
+
     def _ready(self) -> Connection | SimulatedConnection:
+        self._check_reach()
         if self._connection is None and self._armed:
             self._open()
         if self._connection is None or not self._armed:
@@ -391,30 +409,51 @@ class Link:
 register_adapter(Link, Link._state, Link.load_state_dict)
 
 
+@contextlib.contextmanager
+def devices_out_of_reach() -> Iterator[None]:
+    """Refuses, in this thread and for a block, whatever would reach a device: of links without a source or a model."""
+    before = _out_of_reach.set(True)
+    try:
+        yield
+    finally:
+        _out_of_reach.reset(before)
+
+
 def links_of(env: Any) -> dict[str, Link]:
-    """Returns the links that an env and its wrappers hold as attributes, outermost first, by their names.
+    """Returns the links that an env, its wrappers and the objects that they hold have as attributes, by their names.
+
+    Outermost first. Dicts, lists and tuples are looked through, and objects that have a `__dict__`.
 
     Raises:
         ConfigurationError: two links have the same name.
     """
     found: dict[str, Link] = {}
-    while env is not None:
-        for value in list(getattr(env, "__dict__", {}).values()):
-            if isinstance(value, Mapping):
-                held = list(value.values())
-            else:
-                held = list(value) if isinstance(value, list | tuple) else [value]
-            for link in held:
-                if not isinstance(link, Link) or found.get(link.name) is link:
-                    continue
-                if link.name in found:
-                    raise ConfigurationError(
-                        f"two links of the env have the name {link.name!r}: give each its own, Link(..., name=...)",
-                        keys=["name"],
-                    )
-                found[link.name] = link
-        env = getattr(env, "__dict__", {}).get("env")
+    waiting, seen = deque([env]), {id(env)}
+    while waiting:
+        each = waiting.popleft()
+        if isinstance(each, Link):
+            if each.name in found:
+                raise ConfigurationError(
+                    f"two links of the env have the name {each.name!r}: give each its own, Link(..., name=...)",
+                    keys=["name"],
+                )
+            found[each.name] = each
+            continue
+        for held in _held_by(each):
+            if id(held) not in seen:
+                seen.add(id(held))
+                waiting.append(held)
     return found
+
+
+def _held_by(each: Any) -> list[Any]:
+    if isinstance(each, Mapping):
+        return list(each.values())
+    if isinstance(each, list | tuple):
+        return list(each)
+    if isinstance(each, type | ModuleType) or type(each).__module__.partition(".")[0] in _NO_LINKS:
+        return []
+    return list(getattr(each, "__dict__", {}).values())
 
 
 def _checked_names(what: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from simckpt import provenance, state
 from simckpt.errors import ConfigurationError, VersionWarning
 from simckpt.hardware.calls import Call, calls, entry_of
 from simckpt.hardware.differences import Differences, ReplayDifference, ReplayReport, compare
-from simckpt.hardware.link import Link, links_of
+from simckpt.hardware.link import Link, devices_out_of_reach, links_of
 from simckpt.hardware.recorder import Recorder
 from simckpt.hardware.session import TIME, UNKNOWN_OPTIONS, Session
 from simckpt.hardware.simulated import Simulated
@@ -85,7 +85,7 @@ class Replay:
             self._taken[name] = (link.observer, link.source)
         self.take_links()
         # what an env makes when it is reset is in the states of the record: it has to be here, too
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), devices_out_of_reach():
             env.reset()
         self._handle = StandaloneEnvHandle(env, "env")
 
@@ -417,7 +417,8 @@ class Replay:
     def _tapes_running(self, call: Call) -> Iterator[None]:
         for tape in self._tapes.values():
             tape.begin(call.row, call.finished)
-        yield
+        with devices_out_of_reach():
+            yield
         for tape in self._tapes.values():
             tape.end()
 

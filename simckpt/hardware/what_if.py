@@ -11,7 +11,7 @@ import numpy as np
 
 from simckpt.errors import ConfigurationError
 from simckpt.hardware.differences import ReplayReport
-from simckpt.hardware.link import Link
+from simckpt.hardware.link import Link, devices_out_of_reach
 from simckpt.hardware.reading import Reading
 from simckpt.hardware.session import NOTHING, READING, Session
 from simckpt.hardware.simulated import Model, Simulated
@@ -193,7 +193,8 @@ def _roll(replay: Replay, policy: Policy, clock: _Clock, steps: int) -> tuple[di
     while len(lines) < steps and not ended:
         action = policy(observation)
         started = clock.now()
-        observation, reward, terminated, truncated, _ = replay.env.step(action)
+        with devices_out_of_reach():
+            observation, reward, terminated, truncated, _ = replay.env.step(action)
         ended = bool(terminated or truncated)
         lines.append(
             {

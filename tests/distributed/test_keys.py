@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 from ranks import Ranks
 
-from simckpt.distributed.keys import Keys, LostError
-from simckpt.errors import CoordinationError
+from simckpt.distributed.keys import Keys
+from simckpt.errors import CoordinationError, LostError
 
 ANSWER = 1.0  # [s]
 SLACK = 10.0  # [s] a loaded machine may take on top

@@ -537,3 +537,9 @@ def test_the_links_of_an_env_are_found_through_its_wrappers() -> None:
     assert list(links_of(env)) == ["one", "two", "three"]
     with pytest.raises(ConfigurationError, match="'one'"):
         links_of(Node(first=one, second=link_to(Loopback(), name="one")))
+
+
+@pytest.mark.parametrize("name", ["", "arm/left", "/", "%41"])
+def test_a_name_that_is_no_part_of_a_path_is_refused(name):
+    with pytest.raises(ConfigurationError, match="name= of a link"):
+        Link(Simulated(lambda values, time: None), command=("force",), name=name)

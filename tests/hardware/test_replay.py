@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import replay_helpers
+from recorder_helpers import Counting
 from replay_helpers import SNAPSHOTS, STEPS, Altered, ant, cart_pole, device, dict_space, drive, record
 
 import simckpt
@@ -591,3 +592,61 @@ def test_a_report_of_many_leaves_is_short() -> None:
 def test_snapshots_of_the_fixture_lie_where_the_tests_need_them(pole: Session) -> None:
     assert {0, *SNAPSHOTS} <= {each.row for each in pole.snapshots}
     assert len(pole.read(["resets"])["resets"]["row"]) > 3
+
+
+class Arm:
+    """A driver: the env knows this, and this knows the link."""
+
+    def __init__(self, address: str) -> None:
+        self.link = Link(UDP(address), command=("force",), reading=("place",), name="arm")
+
+
+class WithDriver(Counting):
+    """Talks to a device by a driver, which it has from the beginning, or makes in its first reset."""
+
+    def __init__(self, address: str, *, late: bool) -> None:
+        super().__init__()
+        self.address = address
+        self.drivers = [] if late else [Arm(address)]
+
+    def reset(self, **options: object) -> tuple[np.ndarray, dict]:
+        self.drivers = self.drivers or [Arm(self.address)]
+        self.drivers[0].link.send([0.5])
+        return super().reset(**options)
+
+    def step(self, action: np.ndarray) -> tuple:
+        self.drivers[0].link.send(action[:1])
+        self.drivers[0].link.receive()
+        return super().step(action)
+
+
+def heard(own: socket.socket) -> int:
+    count = 0
+    while select.select([own], [], [], 0)[0]:
+        own.recv(1000)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_link_that_a_driver_holds_sends_nothing_in_a_replay(tmp_path: Path, late: bool) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{own.getsockname()[1]}"
+        with Recorder(WithDriver(address, late=late), tmp_path / "s", "s") as env:
+            env.reset(seed=1)
+            for _ in range(5):
+                env.step(env.action_space.sample())
+            env.unwrapped.drivers[0].link.close()
+        assert heard(own) == 6
+        session = simckpt.Store(tmp_path / "s").session("s")
+        # one that the env makes later is not known to the recorder
+        assert [link.name for link in session.links] == ([] if late else ["arm"])
+        replay = Replay(session, WithDriver(address, late=late))
+        if late:
+            with pytest.raises(LinkDisarmedError, match=r"'arm' to udp://.* a replay reaches no device"):
+                replay.run()
+        else:
+            report = replay.run()
+            assert report.exact
+        assert heard(own) == 0

@@ -205,9 +205,9 @@ def test_a_newer_version_of_any_record_is_refused(store, name):
 
 def test_a_store_that_requires_an_unknown_feature_is_refused_by_name(store):
     path = store.path / "store.json"
-    body, _, _ = path.read_bytes().replace(b'"requires": []', b'"requires": ["sessions"]').rpartition(b',\n "digest"')
+    body, _, _ = path.read_bytes().replace(b'"requires": []', b'"requires": ["fusion"]').rpartition(b',\n "digest"')
     path.write_bytes(body + f',\n "digest": "{digest(body)}"\n}}\n'.encode())
-    with pytest.raises(UnsupportedFormatError, match="sessions"):
+    with pytest.raises(UnsupportedFormatError, match="fusion"):
         StoreFiles.open(store.path)
 
 
