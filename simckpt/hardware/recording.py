@@ -180,8 +180,8 @@ class Recording:
         self._in_step = False
         reason = f"{where} raised {type(error).__name__}: {error}"
         self._event("error", reason)
-        # what has become of the env is not known, and a replay should not begin here
         self.turn()
+        self.want_snapshot("error")  # what has become of the env is not known: a replay goes on from there
         self._trigger(reason, error=isinstance(error, Exception))
 
     def begin_reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[int, int, int]:

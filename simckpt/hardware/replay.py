@@ -283,13 +283,13 @@ class Replay:
         if found is None or found.row < rows.start:
             return None
         lost = any(each.start < row and each.stop > found.row for each in self.session.missing)
-        # a state that was restored meanwhile is known from a snapshot alone
-        lost = lost or any(order > found.order and at <= row for order, at in self._restored())
+        # a state that was restored meanwhile, or left by a call that raised, is known from a snapshot alone
+        lost = lost or any(order > found.order and at <= row for order, at in self._breaks())
         return None if lost else found
 
-    def _restored(self) -> list[tuple[int, int]]:
-        """Returns (order, row that came next) of where a state was restored under the recorder."""
-        return [(event.order, event.row) for event in self.session.events if event.kind == "restored"]
+    def _breaks(self) -> list[tuple[int, int]]:
+        """Returns (order, row that came next) of where a state was restored under the recorder, or a call raised."""
+        return [(event.order, event.row) for event in self.session.events if event.kind in ("restored", "error")]
 
     def _first_in(self, stretch: range) -> SnapshotRecord | None:
         return next((each for each in self.session.snapshots if stretch.start <= each.row < stretch.stop), None)
@@ -328,8 +328,9 @@ class Replay:
         """Restores a snapshot, plays the rows up to `stop`, and yields the number of each after it was played."""
         later = [each for each in self.session.snapshots if each.order > snapshot.order and each.row <= stop]
         later.sort(key=lambda each: each.order)
-        # where a state was restored under the recorder, what follows goes on from another one: from the next snapshot
-        breaks = [order for order, _ in self._restored()]
+        # where a state was restored under the recorder, or a call raised, what follows goes on from another one: from the
+        # next snapshot
+        breaks = [order for order, _ in self._breaks()]
         played = snapshot.order
         for tape in self._tapes.values():
             tape.clear()

@@ -650,3 +650,49 @@ def test_a_link_that_a_driver_holds_sends_nothing_in_a_replay(tmp_path: Path, la
             report = replay.run()
             assert report.exact
         assert heard(own) == 0
+
+
+class Failing(Counting):
+    """Raises in the middle of some steps and resets, when half of it is done."""
+
+    failing = (10, 11, 25)
+
+    def __init__(self, link: Link | None = None) -> None:
+        super().__init__(link)
+        self.calls = 0
+
+    def step(self, action: np.ndarray) -> tuple:
+        self.calls += 1
+        if self.calls in self.failing:
+            self.place += self.np_random.random()
+            raise TimeoutError("the device does not answer")
+        return super().step(action)
+
+    def reset(self, **options: object) -> tuple[np.ndarray, dict]:
+        if self.calls == 25:
+            self.calls += 1
+            self.place += 1
+            raise TimeoutError("the device does not answer")
+        return super().reset(**options)
+
+
+def test_calls_that_raised_and_were_survived_are_passed_over(tmp_path: Path) -> None:
+    with Recorder(Failing(), tmp_path / "s", "s") as env:
+        env.reset(seed=1)
+        for step in range(40):
+            try:
+                env.step(env.action_space.sample())
+            except TimeoutError:
+                # once with a reset, once without
+                if step > 20:
+                    with pytest.raises(TimeoutError):
+                        env.reset()
+                    env.reset()
+    session = simckpt.Store(tmp_path / "s").session("s")
+    report = Replay(session, Failing()).run()
+    assert report.exact, str(report)
+    assert report.rows == (range(37),)
+    for row in (9, 20, 36):
+        replay = Replay(session, Failing())
+        replay.go_to(row)
+        assert replay.run(row).exact
