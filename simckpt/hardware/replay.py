@@ -328,8 +328,8 @@ class Replay:
         """Restores a snapshot, plays the rows up to `stop`, and yields the number of each after it was played."""
         later = [each for each in self.session.snapshots if each.order > snapshot.order and each.row <= stop]
         later.sort(key=lambda each: each.order)
-        # where a state was restored under the recorder, or a call raised, what follows goes on from another one: from the
-        # next snapshot
+        # where a state was restored under the recorder, or a call raised, what follows goes on from another one: from
+        # the next snapshot
         breaks = [order for order, _ in self._breaks()]
         played = snapshot.order
         for tape in self._tapes.values():
