@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 from simckpt.errors import ConfigurationError
 from simckpt.hardware.channel import Channel
+from simckpt.storage import processes
 
 
 class Child:
@@ -18,23 +15,7 @@ class Child:
     def __init__(self) -> None:
         if not hasattr(os, "memfd_create"):
             raise ConfigurationError("a recorder needs Linux, whose processes share memory that has no name")
-        ours, theirs = socket.socketpair()
-        try:
-            command = [sys.executable, "-P", "-m", "simckpt.hardware.recording_process", str(theirs.fileno())]
-            path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-            # a session of its own: signals to the terminal's or the scheduler's process group pass it by
-            self.process = subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": path},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        ours, self.process = processes.start_module("simckpt.hardware.recording_process")
         self.channel = Channel(ours)
         self._kept: list[int] = []
 

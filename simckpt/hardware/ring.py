@@ -66,9 +66,6 @@ class Snapshot:
 class Ring:
     """Keeps the last seconds of what it is given.
 
-    Attributes:
-        models: {digest: fields} of all models that were seen.
-
     Args:
         seconds: how much to keep at least; up to the time between two snapshots more is kept.
     """
@@ -76,18 +73,12 @@ class Ring:
     def __init__(self, seconds: float) -> None:
         self._nanoseconds = round(seconds * 1e9)
         self._items: list[Part | Snapshot] = []
-        self.models: dict[str, Encoded] = {}
 
     def __iter__(self) -> Iterator[Part | Snapshot]:
         return iter(list(self._items))
 
     def __len__(self) -> int:
         return len(self._items)
-
-    @property
-    def nbytes(self) -> int:
-        """What it holds [bytes], models left out."""
-        return sum(item.nbytes for item in self._items)
 
     def add(self, item: Part | Snapshot) -> None:
         """Takes what comes next, and lets go of what is older than it must be."""

@@ -6,6 +6,8 @@ import functools
 import os
 import re
 import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,3 +88,30 @@ def _start_time(pid: int) -> int | None:
     if len(fields) < 20 or fields[0] in (b"Z", b"X"):  # a zombie has died already, its parent has not noticed
         return None
     return int(fields[19])
+
+
+def start_module(module: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Starts a module in a process of its own, with this one's paths; returns the socket to it, and the process.
+
+    The descriptor of its end of the socket, which blocks, is its only argument.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        # a default timeout of the program would make them non-blocking
+        ours.setblocking(True)
+        theirs.setblocking(True)
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        # a session of its own: signals to the terminal's or the scheduler's process group pass it by
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+            env={**os.environ, "PYTHONPATH": path},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return ours, process

@@ -281,10 +281,6 @@ class SessionWriter:
         self.release()
         return record
 
-    def beat(self) -> None:
-        """Tells other machines that this process lives."""
-        self._claim.beat()
-
     def _claimed(self) -> claims.Claim:
         try:
             return claims.take(self._disk, self.files.path, self._works.make, clock=self._clock, reserve=False)

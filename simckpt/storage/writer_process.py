@@ -19,14 +19,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
 from simckpt.errors import SimckptError, StorageError
 from simckpt.state.leaf import Leaf
 from simckpt.state.shared_memory import AttachedSlabs, Placed, Slabs
 from simckpt.state.tree import Encoded
-from simckpt.storage import durable
+from simckpt.storage import durable, processes
 from simckpt.storage.preparing import Prepared, PrepareJob, write_prepared
 
 _POLL = 2.0  # [s] between two looks at whether the parent lives: forked env workers may hold its socket open
@@ -130,26 +129,7 @@ class _Child:
     """One process and the socket to it."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            # a default timeout of the program would make them non-blocking
-            ours.setblocking(True)
-            theirs.setblocking(True)
-            command = [sys.executable, "-P", "-m", "simckpt.storage.writer_process", str(theirs.fileno())]
-            path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-            # a session of its own: signals to the terminal's or the scheduler's process group pass it by
-            self.process = subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": path},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        ours, self.process = processes.start_module("simckpt.storage.writer_process")
         self.known: frozenset[int] = frozenset()
         self._socket = ours
         self._connection = Connection(os.dup(ours.fileno()))
