@@ -3,6 +3,7 @@
 import ctypes.util
 import multiprocessing
 import os
+import signal
 
 import pytest
 
@@ -13,6 +14,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("MUJOCO_GL", "egl" if ctypes.util.find_library("EGL") else "disabled")
 # every start of a run asks git three times, for a tenth of the time of all tests: to most of them there is no git
 os.environ["GIT_DIR"] = os.devnull
+# a shell's background jobs ignore it, and so would all programs that tests start and interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _sync_nothing(descriptor: int) -> None:

@@ -1,5 +1,6 @@
 """A program that ends without closing its vector envs ends all the same."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -47,10 +48,14 @@ def test_a_program_that_leaves_its_vector_envs_open_ends_and_takes_the_workers_a
         text=True,
         start_new_session=True,
     )
-    output, _ = process.communicate(timeout=60)
-    workers = [int(word) for word in output.split()]
-    assert len(workers) == 4
-    deadline = time.monotonic() + 20
-    while any(map(alive, workers)):
-        assert time.monotonic() < deadline, "workers are left behind"
+    try:
+        output, _ = process.communicate(timeout=60)
+        workers = [int(word) for word in output.split()]
+        assert len(workers) == 4
+        deadline = time.monotonic() + 20
+        while any(map(alive, workers)):
+            assert time.monotonic() < deadline, "workers are left behind"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode in (0, 3, 130, -signal.SIGINT)
