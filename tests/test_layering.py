@@ -1,6 +1,7 @@
 """The layering of the package, read from its imports."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,9 @@ LAYERS = [
         "ancestry",
         "query",
         "ranks",
+        "session_pruning",
+        "addresses",
+        "fallbacks",
     },
     {
         "checkpointer",
@@ -82,6 +86,7 @@ UPWARD = {
     ("store", "maintenance"),
     ("checkpoint", "maintenance"),
     ("store", "archive"),
+    ("fallbacks", "archive"),
     ("store", "hardware"),
 }
 DOORS = {
@@ -118,6 +123,7 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Returns [(dotted module, whether it sits under TYPE_CHECKING)]."""
     tree = ast.parse(path.read_text())
