@@ -26,7 +26,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [
     str(ROOT),
-    *(str(ROOT / "tests" / name) for name in ("reliability", "maintenance", "hostile", "archive", "storage")),
+    *(
+        str(ROOT / "tests" / name)
+        for name in ("reliability", "maintenance", "hostile", "archive", "storage", "hardware")
+    ),
 ]
 
 from reliability import Line, as_json  # noqa: E402

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,18 @@ def checked_step(step: Any) -> int:
     if not fits:
         message = f"a step is a whole number of at least 0 and below 2**63, got {_shown(step)}"
         raise ConfigurationError(message, keys=["step"])
+    return whole
+
+
+def checked_whole(name: str, value: Any, *, least: int | None = 0) -> int:
+    """Returns a whole number as an int; raises ConfigurationError, by its name, for anything else or for less."""
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        whole = None
+    if whole is None or isinstance(value, bool | np.bool_) or (least is not None and whole < least):
+        from_on = "" if least is None else f" of at least {least}"
+        raise ConfigurationError(f"{name} is a whole number{from_on}, got {_shown(value)}", keys=[name])
     return whole
 
 

@@ -13,6 +13,7 @@
     ├── WorkerFailedError          a call that ran in another process raised there
     ├── WorkerDiedError            the process of such a call ended without a result
     ├── QueryError                 (ValueError)    a text of `find --where` that has no meaning
+    ├── RecorderBusyError          another thread is in a step of the recorded env
     ├── LinkError                  the connection to a device: nothing was sent to it
     │   ├── LinkDisarmedError                      a state was restored: the link waits for arm()
     │   ├── LinkUnavailableError     (ConnectionError)  the device cannot be reached
@@ -258,6 +259,10 @@ class LinkUnavailableError(LinkError, ConnectionError):
 
 class LinkBusyError(LinkError):
     """Another thread is using the link at this moment; give each thread a link of its own, or take turns."""
+
+
+class RecorderBusyError(SimckptError):
+    """Another thread is in a step or reset of the env that a recorder records: one thread at a time steps it."""
 
 
 class StoreError(SimckptError):

@@ -12,26 +12,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simckpt import damage, provenance, query
+from simckpt import damage, fallbacks, provenance, query
+from simckpt.addresses import find
 from simckpt.catalog import Catalog
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import (
-    CheckpointNotFoundError,
     ConflictError,
-    DamagedError,
-    FormatError,
     NotAStoreError,
     StoreError,
-    UnsupportedFormatError,
 )
 from simckpt.listing import RunContents, listed, matching
 from simckpt.ranks import check_names, claimed, ranks_of_program
 from simckpt.run import Run
+from simckpt.session_pruning import SessionVerdict, prune_sessions
 from simckpt.storage import Leftovers, RunRecord, StoreFiles
-from simckpt.suggest import nearest
 
 if TYPE_CHECKING:
     from simckpt.archive import Archive
+    from simckpt.archive.session_transfer import SessionTransfer
     from simckpt.archive.transfer import Transfer
     from simckpt.branching.lineage import Graph
     from simckpt.hardware.session import Session
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from simckpt.maintenance.repair import Repair
     from simckpt.policies import KeepPolicy
     from simckpt.ranks import Ranks
-
-MIN_ID_PREFIX = 6  # hex digits; shorter ones are too easily a step or a typing error
 
 
 class Store:
@@ -182,13 +178,29 @@ class Store:
         """Returns every recording of hardware in the loop, in the order of their beginnings."""
         from simckpt.hardware.session import sessions
 
-        return sessions(self.files.path)
+        return sessions(self.files.path, fallback=fallbacks.of_sessions(self.files))
 
     def session(self, name: str) -> Session:
         """Returns the recording of that name; raises SessionNotFoundError if there is none."""
         from simckpt.hardware.session import session
 
-        return session(self.files.path, name)
+        return session(self.files.path, name, fallback=fallbacks.of_sessions(self.files))
+
+    def prune_sessions(self, keep: KeepPolicy, *, dry_run: bool = False) -> list[SessionVerdict]:
+        """Removes the closed sessions that a policy does not keep; returns a verdict on each, oldest first.
+
+        Never removed: the newest, pinned ones, and those that are being recorded or were not closed. The checkpoints
+        that were driving may be pruned then; an archive removes its copies at its next pass.
+
+        Args:
+            keep: such as `simckpt.KeepLast(20) | simckpt.MaxBytes(10**10)`; sessions have no steps, metrics or tags.
+            dry_run: only say what would be removed.
+
+        Raises:
+            ConfigurationError: a policy by steps, metrics or tags.
+            RunLockedError, StorageError: one cannot be removed; those before it are.
+        """
+        return prune_sessions(self.files, keep, dry_run=dry_run)
 
     def graph(self) -> Graph:
         """Returns the tree of all runs: branches, overrides, steps, metrics, bytes added, rollbacks.
@@ -200,7 +212,10 @@ class Store:
         return graph(self.files)
 
     def _repr_html_(self) -> str:
-        return repr(self) if self._files is None else self.graph()._repr_html_()
+        if self._files is None:
+            return repr(self)
+        count = len(self._files.sessions())
+        return self.graph()._repr_html_() + (f"<p>{count} sessions: store.sessions()</p>" if count else "")
 
     def contents(self, *, abandoned: bool = True) -> list[RunContents]:
         """Returns what each run holds, in the order of creation; runs whose record is damaged come last.
@@ -312,7 +327,12 @@ class Store:
         return self.files.leftovers(unknown=unknown) if dry_run else self.files.compact(unknown=unknown)
 
     def archive(
-        self, url: str | os.PathLike[str] | None = None, *, policy: KeepPolicy | None = None, new: bool = False
+        self,
+        url: str | os.PathLike[str] | None = None,
+        *,
+        policy: KeepPolicy | None = None,
+        keep_sessions: KeepPolicy | None = None,
+        new: bool = False,
     ) -> Archive:
         """Returns the archive of this store, a copy in an object store or on another disk; reaches for nothing yet.
 
@@ -329,6 +349,7 @@ class Store:
                 folder, for this store alone; the one that the store knows if None, which you must have named
                 once: a store from somebody else could name any place.
             policy: which checkpoints stay on the disk as well, such as `simckpt.KeepLast(3)`; all of them if None.
+            keep_sessions: which closed sessions do, see `prune_sessions`; all of them if None.
             new: whether another archive may take the place of the one that the store knows, when that is lost for
                 good; `Archive.move` refuses if the state of any checkpoint is in the old one alone.
 
@@ -340,7 +361,8 @@ class Store:
         """
         from simckpt.archive import Archive
 
-        return Archive(self.made() if url is not None else self.files, url, policy=policy, new=new)
+        files = self.made() if url is not None else self.files
+        return Archive(files, url, policy=policy, keep_sessions=keep_sessions, new=new)
 
     def check(
         self,
@@ -380,6 +402,8 @@ class Store:
     def push(self, run: str, url: str | os.PathLike[str], *, verify: bool = False) -> list[Transfer]:
         """Brings a run, with those it was branched from, to a place from which other machines `pull` it.
 
+        The closed sessions that their checkpoints were driving go along.
+
         What that place has already is not brought again, unless it is gone or cut there; nothing good is replaced or
         removed.
 
@@ -403,7 +427,7 @@ class Store:
         return push(self.files, run, url, verify=verify)
 
     def pull(self, url: str | os.PathLike[str], run: str | None = None, *, verify: bool = False) -> list[Transfer]:
-        """Brings a run that was pushed or archived, with those it was branched from, into this store; all if None.
+        """Brings a run that was pushed or archived, its origins and its sessions, into this store; everything if None.
 
         It keeps its id and those of its checkpoints, so that training goes on with it bit for bit. What is gone or cut
         here is put right from there; with `verify` all that is here is read, and what is damaged put right.
@@ -421,6 +445,34 @@ class Store:
 
         return pull(url, self.made(), run, verify=verify)
 
+    def push_session(self, name: str, url: str | os.PathLike[str], *, verify: bool = False) -> SessionTransfer:
+        """Brings a closed session to a place from which other machines pull it; its origin need not be there.
+
+        Raises:
+            SessionNotFoundError: there is no such session.
+            ConflictError: it is not closed; or another session has that name there.
+            DamagedError: it is damaged here.
+            ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or does not keep what it gets.
+        """
+        from simckpt.archive.session_transfer import push_session
+
+        return push_session(self.files, name, url, verify=verify)
+
+    def pull_session(self, url: str | os.PathLike[str], name: str, *, verify: bool = False) -> SessionTransfer:
+        """Brings a session that was pushed or archived into this store; what is gone or cut here is put right.
+
+        It keeps its id, and can be read and played without the checkpoint that was driving.
+
+        Raises:
+            SessionNotFoundError: there is no such session at that place.
+            ConflictError: another session has that name here, or it was not closed here; nothing was changed.
+            ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or what is there is damaged.
+            StorageError: the disk refused.
+        """
+        from simckpt.archive.session_transfer import pull_session
+
+        return pull_session(url, self.made(), name, verify=verify)
+
     def checkpoint(self, address: str) -> Checkpoint:
         """Returns a checkpoint by its id, or by `run`, `run@latest` or `run@<step>`.
 
@@ -434,64 +486,12 @@ class Store:
         Warns:
             DamageWarning: damaged records were passed over, that of the run perhaps.
         """
-        if address in self.files.runs():
-            return self._readable(address).latest()
-        if "@" in address:
-            name, _, place = address.rpartition("@")
-            return self._at(self._readable(name), place)
-        return self._by_id(address)
-
-    def _readable(self, name: str) -> Run:
-        """Returns a run to find checkpoints in, with a warning if its record is damaged; never handed out."""
-        try:
-            return self.run(name)
-        except UnsupportedFormatError:
-            raise
-        except (DamagedError, FormatError) as error:
-            damage.warn_of_damage({f"the record of run {name!r}": error}, stacklevel=3)
-            return Run(self.files, name, record=RunRecord(id="0" * 32, name=name, created=0.0))
-
-    def _at(self, run: Run, place: str) -> Checkpoint:
-        if place == "latest":
-            return run.latest()
-        digits = place.replace(",", "").replace("_", "")
-        if not (digits.isascii() and digits.isdecimal()):
-            raise CheckpointNotFoundError(f"{run.name}@{place}: after the @ comes a step or `latest`")
-        return run.at(step=int(digits))
-
-    def _by_id(self, prefix: str) -> Checkpoint:
-        if len(prefix) < MIN_ID_PREFIX or set(prefix) - set("0123456789abcdef"):
-            known = nearest(prefix, self.files.runs())
-            end = "" if known.endswith("?") else "."
-            raise CheckpointNotFoundError(
-                f"{prefix!r} is no run of {self.path}{known}{end} A checkpoint is named by its id (at least "
-                f"{MIN_ID_PREFIX} hex digits), `run`, `run@latest` or `run@<step>`"
-            )
-        # by the records alone: one damaged record must not hide the checkpoints of the others
-        held = [(each, contents) for contents in self.contents() for each in contents.checkpoints]
-        found = [checkpoint for checkpoint, _ in held if checkpoint.id.startswith(prefix)]
-        if len(found) != 1:
-            count = "no checkpoint" if not found else f"{len(found)} checkpoints, give more digits:"
-            listing = " ".join(repr(checkpoint) for checkpoint in found)
-            raise CheckpointNotFoundError(f"store {self.path} has {count} {prefix} {listing}".rstrip())
-        (holder,) = (contents for checkpoint, contents in held if checkpoint is found[0])
-        of_run = {f"the record of run {holder.name!r}": error for seq, error in holder.damaged if seq is None}
-        damage.warn_of_damage(of_run, stacklevel=3)
-        return found[0]
+        return find(self, address)
 
 
 def _backed(files: StoreFiles) -> StoreFiles:
     """Returns the files of a store; what of them is damaged or evicted is brought back from the archive when read."""
-
-    def fallback(run: str, seq: int, error: DamagedError) -> bool:
-        with contextlib.suppress(StoreError):
-            if files.archive() is None:
-                return False
-        from simckpt.archive import bring_back
-
-        return bring_back(files, run, seq, error)
-
-    files.fallback = fallback
+    files.fallback = fallbacks.of_checkpoints(files)
     return files
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from simckpt.archive import contents, fetching, naming, verifying
+from simckpt.archive import contents, fetching, naming, session_objects, verifying
 from simckpt.archive.contents import Deed
 from simckpt.archive.mover import Mover
 from simckpt.archive.objects import Objects, Patience
@@ -25,11 +25,16 @@ from simckpt.errors import (
     ConfigurationError,
     ConflictError,
     DamagedError,
+    FormatError,
+    SessionNotFoundError,
     StoreError,
 )
 from simckpt.policies import KeepAll, KeepPolicy
-from simckpt.storage import Claim, StoreFiles, TombstoneRecord
+from simckpt.session_pruning import check_policy
+from simckpt.storage import Claim, StoreFiles, TombstoneRecord, archived_sessions
 from simckpt.storage.archived import ArchiveRecord
+from simckpt.storage.archived_sessions import ARCHIVED_FILE
+from simckpt.storage.sessions import CLOSED_FILE
 
 if TYPE_CHECKING:
     from simckpt.checkpoint import Checkpoint
@@ -52,8 +57,9 @@ class Archive:
         files: of the store.
         url: of the archive; if None the one that the store knows, which this user must have named before.
         policy: which checkpoints stay on the disk.
+        keep_sessions: which sessions stay there, of those that were closed; all of them if None.
         patience: how long to wait for the object store.
-        keep_fetched: how long a checkpoint that came back stays on the disk, whatever the policy says [s].
+        keep_fetched: how long what came back stays on the disk, whatever the policies say [s].
         new: whether another archive may take the place of the one that the store knows, which is lost for good.
     """
 
@@ -63,6 +69,7 @@ class Archive:
         url: str | os.PathLike[str] | None = None,
         *,
         policy: KeepPolicy | None = None,
+        keep_sessions: KeepPolicy | None = None,
         patience: Patience | None = None,
         keep_fetched: float = KEEP_FETCHED,
         new: bool = False,
@@ -71,6 +78,7 @@ class Archive:
             raise ConfigurationError(f"policy is a policy such as simckpt.KeepLast(3), got {policy!r}", keys=["policy"])
         self._files = files
         self._policy = policy or KeepAll()
+        self._keep_sessions = check_policy(keep_sessions or KeepAll())
         self._patience = patience
         self._keep_fetched = keep_fetched
         self._new = new
@@ -127,17 +135,24 @@ class Archive:
         """
         if known is not None and known.id is not None:
             return {known.id}
-        found = {(run, seq): self._files.archived(run).get(seq) for run, seq in self._alone()}
-        return {None if record is None else record.archive for record in found.values()}
+        return set(self._alone().values())
 
-    def _alone(self) -> list[tuple[str, int]]:
-        """Returns (run, number) of the checkpoints whose state is in the archive alone."""
-        found = []
+    def _alone(self) -> dict[str, str | None]:
+        """Returns {what is in the archive alone: id of the archive, None where its note is damaged}."""
+        found: dict[str, str | None] = {}
         for run in self._files.runs():
             evicted = self._files.evicted(run)
             records = self._files.records(run, damaged={}, only=evicted)
             pruned = {record.seq for record in records if isinstance(record, TombstoneRecord)}
-            found += [(run, seq) for seq in sorted(evicted - pruned)]
+            for seq in sorted(evicted - pruned):
+                noted = self._files.archived(run).get(seq)
+                found[f"{run} number {seq}"] = None if noted is None else noted.archive
+        for name in self._files.sessions():
+            with contextlib.suppress(DamagedError, FormatError, SessionNotFoundError):
+                session = self._files.session(name)
+                record = archived_sessions.noted(session)
+                if record is not None and archived_sessions.is_evicted(session):
+                    found[f"session {name}"] = record.archive
         return found
 
     def _deed(self, objects: Objects, *, write: bool) -> Deed:
@@ -196,13 +211,13 @@ class Archive:
         return deed
 
     def _check_none_depends(self) -> None:
-        """Raises ConflictError if there are checkpoints whose state is in the old archive alone."""
-        alone = [f"{run} number {seq}" for run, seq in self._alone()]
+        """Raises ConflictError if there are checkpoints or sessions whose arrays are in the old archive alone."""
+        alone = list(self._alone())
         if alone:
             more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
             raise ConflictError(
-                f"{len(alone)} checkpoints are in the old archive alone: {', '.join(alone[:5])}{more}. Name its place "
-                f"and fetch them, or prune them, before another archive takes its place"
+                f"{len(alone)} checkpoints or sessions are in the old archive alone: {', '.join(alone[:5])}{more}. "
+                f"Name its place and fetch them, or prune them, before another archive takes its place"
             )
 
     def move(self) -> Moved:
@@ -242,6 +257,7 @@ class Archive:
                 self._files,
                 deed.id,
                 policy=self._policy,
+                keep_sessions=self._keep_sessions,
                 keep_fetched=self._keep_fetched,
                 going_on=objects.going_on,
             ).run()
@@ -270,6 +286,24 @@ class Archive:
                 self._files.log_event(run, {"event": "fetched", "seq": seq, "files": brought, "archive": self.url})
         return brought
 
+    def fetch_session(self, name: str) -> list[str]:
+        """Returns the names of the files that were brought back: what of a session is missing here, or damaged.
+
+        One whose folder is gone comes back whole. Every byte is verified before it replaces anything.
+
+        Raises:
+            SessionNotFoundError: the archive does not have it.
+            ArchiveDamagedError, ArchiveUnavailableError: the copy is damaged, or cannot be reached.
+            StorageError: the disk refused.
+        """
+        return self.bring_session_back(name)
+
+    def bring_session_back(self, name: str, *, dry_run: bool = False) -> list[str]:
+        """Does what `fetch_session` does; a dry run only names what the archive has of it."""
+        objects = self._opened()
+        self._deed(objects, write=False)
+        return (session_objects.offered if dry_run else session_objects.fetch)(objects, self._files, name)
+
     def small_file(self, run: str, file: str) -> bytes | None:
         """Returns what the archive has of a run's record, a start or a mark, or None; raises as `fetch`.
 
@@ -297,6 +331,7 @@ class Archive:
                 files,
                 self.url,
                 policy=self._policy,
+                keep_sessions=self._keep_sessions,
                 patience=self._patience,
                 keep_fetched=self._keep_fetched,
                 new=self._new,
@@ -364,5 +399,39 @@ def bring_back(files: StoreFiles, run: str, seq: int, error: DamagedError | None
         raise
     except StoreError:
         if seq in files.evicted(run):
+            raise
+        return False  # the archive does not have it, is not this store's or not to be trusted: the damage here is told
+
+
+def bring_session_back(files: StoreFiles, name: str, error: DamagedError | None = None) -> bool:
+    """Brings back what is damaged or evicted of a session; returns whether anything was brought.
+
+    Args:
+        files: of the store.
+        name: of the session.
+        error: the damage, which says so if the archive cannot be reached.
+
+    Raises:
+        ArchiveUnavailableError: the archive has it, and cannot be reached.
+        ArchiveNotNamedError: it is evicted, and the archive is not one that this user has named.
+        ArchiveDamagedError: the archive has a copy that does not help.
+    """
+    folder = files.session_folder(name)
+    noted = os.path.lexists(folder / ARCHIVED_FILE)
+    if not noted and not os.path.lexists(folder / CLOSED_FILE):
+        return False  # it is being recorded: no archive has it
+    try:
+        return bool(Archive(files).bring_session_back(name))
+    except ArchiveUnavailableError as unreachable:
+        told = f"session {name!r} is not here" if error is None else str(error)
+        told = f"{told}; its copy cannot be brought back: {unreachable}"
+        if error is None or noted:
+            raise ArchiveUnavailableError(told) from None
+        error.args = (told, *error.args[1:])
+        return False
+    except ArchiveDamagedError:
+        raise
+    except StoreError:
+        if noted:
             raise
         return False  # the archive does not have it, is not this store's or not to be trusted: the damage here is told

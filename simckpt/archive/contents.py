@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 from simckpt.archive.objects import Objects, lost
 from simckpt.errors import ArchiveDamagedError, ConflictError, DamagedError, FormatError, UnsupportedFormatError
-from simckpt.storage import archived, names, sealed, segments
+from simckpt.storage import archived, archived_sessions, names, sealed, segments, sessions
 from simckpt.storage.archived import ArchivedRecord, Copied
+from simckpt.storage.archived_sessions import ArchivedSession
 from simckpt.storage.records import FILE_NAME, CommitRecord, StoreRecord, TombstoneRecord, parse_commit, parse_store
+from simckpt.storage.session_records import SessionRecord, parse_session
 from simckpt.storage.store_reader import COMMIT_FILE, STORE_FILE
 
 Record = CommitRecord | TombstoneRecord
@@ -20,6 +22,7 @@ _RUN = re.compile(r"runs/([^/]+)/run\.json")
 _CHECKPOINT = re.compile(r"runs/([^/]+)/checkpoints/([0-9]{8})/commit\.json")
 _MANIFEST = re.compile(r"runs/([^/]+)/archived/([0-9]{8})\.json")
 _SEGMENT = re.compile(r"segments/([0-9a-f]{32})\.h5")
+_SESSION = re.compile(r"sessions/([^/]+)/(closed|archived)\.json")
 
 
 def file_object(run: str, seq: int, file: str) -> str:
@@ -35,6 +38,11 @@ def manifest_object(run: str, seq: int) -> str:
 def segment_object(identity: str) -> str:
     """Returns the name of the object of a segment."""
     return f"{segments.FOLDER}/{segments.file_name(identity)}"
+
+
+def session_object(name: str, file: str) -> str:
+    """Returns the name of the object of a session's file; of `archived.json` it is the manifest, written first."""
+    return f"{sessions.SESSIONS}/{name}/{file}"
 
 
 @dataclass(frozen=True)
@@ -107,17 +115,36 @@ def ids_by_manifests(objects: Objects) -> set[str]:
             with contextlib.suppress(ArchiveDamagedError):
                 record = read_manifest(objects, run, seq)
                 found |= set() if record is None else {record.archive}
+        for name in there.sessions(begun=True):
+            with contextlib.suppress(ArchiveDamagedError):
+                noted = read_session_manifest(objects, name)
+                found |= set() if noted is None else {noted.archive}
     return found
+
+
+def require_sessions(objects: Objects) -> None:
+    """Has a place say that its readers must know sessions, as a store does from its first one with an origin on."""
+    data = objects.read(STORE_FILE)
+    if data is not None:
+        fields = sealed.unseal(data, "store", path=f"{objects.place}/{STORE_FILE}")
+        requires = fields.texts("requires")
+        if sessions.FEATURE not in requires:
+            content = {
+                key: value for key, value in fields.content.items() if key not in ("format", "version", "digest")
+            }
+            objects.put(STORE_FILE, sealed.seal("store", {**content, "requires": [*requires, sessions.FEATURE]}))
 
 
 def rewrite_deed(objects: Objects, deed: Deed) -> Deed:
     """Returns whose an archive is, after its record was written again."""
-    objects.put(STORE_FILE, _deed_bytes(deed))
+    # whether one of them has an origin is not asked: its record may be damaged as well
+    requires = (sessions.FEATURE,) if Listing(objects.list()).sessions(begun=True) else ()
+    objects.put(STORE_FILE, _deed_bytes(deed, requires))
     return _read_again(objects)
 
 
-def _deed_bytes(deed: Deed) -> bytes:
-    record = StoreRecord(deed.id, time.time())
+def _deed_bytes(deed: Deed, requires: tuple[str, ...] = ()) -> bytes:
+    record = StoreRecord(deed.id, time.time(), requires)
     fields = {"id": record.id, "created": sealed.time_to_json(record.created), "archive_of": deed.owner}
     return sealed.seal("store", {"requires": list(record.requires), **fields})
 
@@ -160,6 +187,23 @@ class Listing:
         """Returns the names of the runs, also of those whose record is gone."""
         found = {match[1] for name in self.sizes if (match := _RUN.fullmatch(name) or _CHECKPOINT.fullmatch(name))}
         return sorted(filter(names.is_run_name, found))
+
+    def sessions(self, *, begun: bool = False) -> list[str]:
+        """Returns the names of the sessions that are there, their ends; or also of those that were begun."""
+        found = {
+            match[1] for name in self.sizes if (match := _SESSION.fullmatch(name)) and (begun or match[2] == "closed")
+        }
+        return sorted(filter(names.is_run_name, found))
+
+    def of_session(self, name: str) -> list[str]:
+        """Returns the objects of a session: its last record first, its manifest last, in which order they go."""
+        first, last = session_object(name, sessions.CLOSED_FILE), session_object(name, archived_sessions.ARCHIVED_FILE)
+        found = [each for each in self.sizes if each.startswith(session_object(name, ""))]
+        return sorted(found, key=lambda each: (each == last, each != first, each))
+
+    def has_session(self, record: ArchivedSession) -> bool:
+        """Returns whether all that a record names is there, in its size."""
+        return all(self.has(session_object(record.name, file), copied) for file, copied in record.files.items())
 
     def segments(self) -> set[str]:
         """Returns the ids of the segments."""
@@ -211,6 +255,44 @@ def read_manifest(objects: Objects, run: str, seq: int) -> ArchivedRecord | None
         raise
     except (DamagedError, FormatError):
         raise lost(objects.place, name, "is damaged") from None
+
+
+def read_session_manifest(objects: Objects, name: str) -> ArchivedSession | None:
+    """Returns what belongs to a session in an archive, or None; raises ArchiveDamagedError if that is damaged."""
+    file = session_object(name, archived_sessions.ARCHIVED_FILE)
+    data = objects.read(file)
+    if data is None:
+        return None
+    try:
+        return archived_sessions.parse_archived_session(data, f"{objects.place}/{file}", name=name)
+    except UnsupportedFormatError:
+        raise
+    except (DamagedError, FormatError):
+        raise lost(objects.place, file, "is damaged") from None
+
+
+def read_session_there(objects: Objects, name: str) -> SessionRecord | None:
+    """Returns the record of a session in an archive, or None; raises ArchiveDamagedError if it is damaged."""
+    file = session_object(name, sessions.SESSION_FILE)
+    data = objects.read(file)
+    if data is None:
+        return None
+    try:
+        return parse_session(data, f"{objects.place}/{file}")
+    except UnsupportedFormatError:
+        raise
+    except (DamagedError, FormatError):
+        raise lost(objects.place, file, "is damaged") from None
+
+
+def session_there(objects: Objects, name: str) -> str | None:
+    """Returns the id of what is in an archive under a session's name, or None if nothing readable there says so."""
+    for read in (read_session_manifest, read_session_there):
+        with contextlib.suppress(ArchiveDamagedError):
+            found = read(objects, name)
+            if found is not None:
+                return found.session if isinstance(found, ArchivedSession) else found.id
+    return None
 
 
 def expected(record: ArchivedRecord, run: str) -> Mapping[str, Copied]:

@@ -1,4 +1,4 @@
-"""Moves checkpoints to the archive beside a training, in a thread that never keeps anybody waiting for long."""
+"""Moves checkpoints and sessions to the archive beside a training, in a thread that keeps nobody waiting for long."""
 
 from __future__ import annotations
 
@@ -83,9 +83,10 @@ class Mover:
             self._stopping.wait(min(left, _LOOK))
 
     def _state(self) -> object:
-        """Returns what differs once a run was added, saved, pruned or marked; None if that cannot be known."""
+        """Returns what differs once a run or a session was added, pruned or marked; None if that cannot be known."""
         try:
-            return {run: (self._files.stamps(run), self._files.mark_stamps(run)) for run in self._files.runs()}
+            runs = {run: (self._files.stamps(run), self._files.mark_stamps(run)) for run in self._files.runs()}
+            return runs, self._files.session_stamps()
         except SimckptError:
             return None
 

@@ -15,6 +15,8 @@ from simckpt.archive import contents
 from simckpt.archive.contents import Listing
 from simckpt.archive.objects import Objects, lost
 from simckpt.archive.run_objects import mirror_metrics, remove_marks, upload_run
+from simckpt.archive.session_objects import SessionUploads
+from simckpt.archive.session_passes import SessionPass
 from simckpt.archive.uploading import Uploads
 from simckpt.errors import (
     ArchiveDamagedError,
@@ -24,7 +26,7 @@ from simckpt.errors import (
     RunNotFoundError,
     StoreError,
 )
-from simckpt.policies import KeepPolicy, retain
+from simckpt.policies import KeepAll, KeepPolicy, retain
 from simckpt.run import Run
 from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord, archived
 from simckpt.storage.archived import ArchivedRecord
@@ -39,12 +41,18 @@ class Moved:
         archived: ids of the checkpoints that the archive has now.
         evicted: ids of those whose state has left the disk.
         removed: ids of pruned ones that were removed from the archive.
+        sessions: names of the sessions that the archive has now.
+        evicted_sessions: names of those whose arrays have left the disk.
+        removed_sessions: names of those that were removed here and now there.
         problems: what could not be done, and why; tried again by the next pass.
     """
 
     archived: list[str] = field(default_factory=list)
     evicted: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    evicted_sessions: list[str] = field(default_factory=list)
+    removed_sessions: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -56,8 +64,9 @@ class Pass:
         files: of the store.
         archive: id of the archive.
         policy: which checkpoints stay on the disk.
-        keep_fetched: how long one that came back stays there [s].
+        keep_fetched: how long what came back stays there [s].
         going_on: asked between checkpoints; False ends the pass.
+        keep_sessions: which sessions stay on the disk; all if None.
     """
 
     def __init__(
@@ -69,6 +78,7 @@ class Pass:
         policy: KeepPolicy,
         keep_fetched: float,
         going_on: Callable[[], bool],
+        keep_sessions: KeepPolicy | None = None,
     ) -> None:
         self._objects = objects
         self._files = files
@@ -79,6 +89,18 @@ class Pass:
         self._listing = Listing(objects.list())
         self._uploads = Uploads(objects, files, archive, self._listing)
         self.moved = Moved()
+        self._sessions = SessionPass(
+            objects,
+            files,
+            archive,
+            self._listing,
+            SessionUploads(objects, files, archive, self._listing, self._uploads),
+            keep=keep_sessions or KeepAll(),
+            keep_fetched=keep_fetched,
+            going_on=going_on,
+            problems=self._problems,
+            moved=self.moved,
+        )
 
     def run(self) -> Moved:
         """Returns what was done; raises ArchiveUnavailableError, after which the next pass goes on from here.
@@ -92,6 +114,8 @@ class Pass:
                 self._remove_pruned(name)
         with self._problems("segments in the archive"):
             self._free_segments()
+        with self._problems("sessions"):
+            self._sessions.remove()
         for name in runs:
             with self._problems(f"run {name!r}"):
                 try:
@@ -102,6 +126,13 @@ class Pass:
                 self._evict(name)
         with self._problems("segments here"):
             self._files.free_evicted()
+        with self._problems("sessions"):
+            try:
+                if failed is None:
+                    self._sessions.move()
+            except ArchiveUnavailableError as error:
+                failed = error
+            self._sessions.evict()
         if failed is not None:
             raise failed
         return self.moved

@@ -6,10 +6,10 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simckpt.archive import contents, fetching
+from simckpt.archive import contents, fetching, session_transfer
 from simckpt.archive.archive import Archive
 from simckpt.archive.contents import Listing
 from simckpt.archive.mending import is_run_here, mend_commit, mend_run
@@ -25,6 +25,7 @@ from simckpt.archive.run_objects import (
     upload_run,
     verify_run,
 )
+from simckpt.archive.session_transfer import SessionTransfer
 from simckpt.archive.uploading import Uploads
 from simckpt.errors import (
     ArchiveDamagedError,
@@ -38,6 +39,7 @@ from simckpt.errors import (
     UnsupportedFormatError,
 )
 from simckpt.storage import CommitRecord, RunRecord, StoreFiles, TombstoneRecord, indexes, segments
+from simckpt.storage.session_records import SessionRecord
 from simckpt.storage.starts import STARTS
 from simckpt.storage.store_reader import COMMIT_FILE, RUN_FILE, STORE_FILE
 from simckpt.storage.store_tiers import Incoming
@@ -50,16 +52,18 @@ class Transfer:
     """What was brought of one run.
 
     Attributes:
-        run: its name.
+        run: its name; empty for a session that came without its run.
         commits: how many commits were new on the other side, tombstones of pruned ones included.
         nbytes: what was written there weighs [bytes].
         repaired: how many commits were there already, but not whole, and were put right.
+        sessions: names of the sessions that its checkpoints were driving of which something was brought.
     """
 
     run: str
     commits: int
     nbytes: int
     repaired: int = 0
+    sessions: tuple[str, ...] = ()
 
 
 def push(
@@ -71,6 +75,8 @@ def push(
     patience: Patience | None = None,
 ) -> list[Transfer]:
     """Brings a run, and those that it was branched from, to another place, as far as that lacks them.
+
+    The sessions that their checkpoints were driving go along, if they are closed.
 
     Nothing good there is ever removed or replaced; what is gone there, or has another size than it should, is written
     again. A kill at any point leaves whole commits; pushing again goes on.
@@ -94,18 +100,12 @@ def push(
             given.
     """
     order = [record.name for record in _line(files, run)]
-    objects = Objects(parse_place(url), patience)
-    deed = contents.write_deed(objects, owner=None)
-    with contextlib.ExitStack() as stack:
-        if deed.owner == files.id:
-            stack.enter_context(files.claim_archive())
-        elif deed.owner is not None:
-            raise ConflictError(f"{objects.place} is the archive of store {deed.owner}: push to a place of its own")
-        listing = Listing(objects.list())
+    with session_transfer.opened_to_push(files, url, patience) as uploads:
+        objects, listing = uploads.objects, uploads.listing
         for name in order:
             check_run_there(objects, files, name)
             _check_parted(objects, files, name, listing)
-        uploads = Uploads(objects, files, deed.id, listing)
+        session_transfer.check_sessions(files, order, objects, listing)
         return [_push_run(objects, files, name, listing, uploads, verify=verify) for name in order]
 
 
@@ -145,7 +145,9 @@ def _push_run(
         first, more = damaged[0], f" ({len(damaged)} commits are damaged here)" if len(damaged) > 1 else ""
         first.args = (f"{first}; all others were brought{more}", *first.args[1:])
         raise first
-    return Transfer(run, len(records) - len(there & {each.seq for each in records}), uploads.nbytes - before, repaired)
+    sessions = session_transfer.push_sessions(files, run, uploads, verify=verify)
+    new = len(records) - len(there & {each.seq for each in records})
+    return Transfer(run, new, uploads.nbytes - before, repaired, tuple(sessions))
 
 
 def _push_commit(files: StoreFiles, run: str, record: CommitRecord | TombstoneRecord, uploads: Uploads) -> None:
@@ -215,7 +217,8 @@ def pull(
 
     Runs and checkpoints keep their ids, so that training goes on where it was. Nothing good here is replaced: what is
     gone here, cut or damaged in its records is put right. What is damaged there keeps nothing else from coming. A kill
-    at any point leaves whole commits; pulling again goes on.
+    at any point leaves whole commits; pulling again goes on. The sessions that checkpoints of these runs were driving
+    come along, with all runs all sessions.
 
     Args:
         url: the place: one that was pushed to, or the archive of a store.
@@ -242,7 +245,7 @@ def pull(
     listing, troubles = Listing(objects.list()), Troubles()
     with troubles.noted():
         if contents.read_deed(objects) is None:
-            if not listing.runs():
+            if not listing.runs() and not listing.sessions():
                 raise RunNotFoundError(f"nothing was pushed or archived to {objects.place}")
             raise lost(objects.place, STORE_FILE, "is gone")
     order = _order(objects, files, listing, listing.runs() if run is None else [run], troubles)
@@ -250,10 +253,31 @@ def pull(
         if is_run_here(files, name):
             check_same_here(files, there)
             _check_parted(objects, files, name, listing)
+    sessions = []
+    for name in session_transfer.sessions_to_pull(objects, listing, None if run is None else order):
+        with troubles.noted():
+            session_transfer.check_here(files, objects, name)
+            sessions.append(name)
     done = [_pull_run(objects, files, there, listing, troubles, verify=verify) for there in order.values()]
+    for name in sessions:
+        with troubles.noted():
+            brought = session_transfer.pull(objects, files, name, verify=verify)
+            done = _with(done, brought, contents.read_session_there(objects, name))
     if troubles.told:
         raise _not_all(objects, troubles.told)
     return done
+
+
+def _with(done: list[Transfer], brought: SessionTransfer, record: SessionRecord | None) -> list[Transfer]:
+    """Returns what was brought, with a session noted at the run whose checkpoint was driving."""
+    origin = None if record is None else record.origin
+    if not brought.nbytes:
+        return done
+    own = next((each for each in done if origin is not None and each.run == origin.run), None)
+    if own is None:
+        return [*done, Transfer("", 0, brought.nbytes, sessions=(brought.session,))]
+    added = replace(own, nbytes=own.nbytes + brought.nbytes, sessions=(*own.sessions, brought.session))
+    return [added if each is own else each for each in done]
 
 
 def _not_all(objects: Objects, told: list[str]) -> ArchiveDamagedError:

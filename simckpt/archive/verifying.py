@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simckpt.archive import contents, fetching
+from simckpt.archive import contents, fetching, session_objects
 from simckpt.archive.objects import Objects
 from simckpt.archive.run_objects import verify_run
-from simckpt.errors import ArchiveDamagedError, DamagedError
-from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord
+from simckpt.errors import ArchiveDamagedError, DamagedError, FormatError, SessionNotFoundError
+from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord, archived_sessions
 from simckpt.storage.archived import ArchivedRecord, Copied
+from simckpt.storage.archived_sessions import ARCHIVED_FILE
 from simckpt.storage.store_reader import COMMIT_FILE
 
 
@@ -19,7 +21,7 @@ class Verified:
     """What was found when a whole archive was read back.
 
     Attributes:
-        objects: how many were read, of the content of checkpoints.
+        objects: how many were read, of the content of checkpoints and sessions.
         repaired: what was damaged on one side, and was put right from the other.
         damaged: what is damaged in the archive, and not here to put it right.
     """
@@ -49,8 +51,41 @@ def verify(objects: Objects, files: StoreFiles, archive: str) -> Verified:
             _verify_there(objects, files, run, noted, found, seen)
             if seq not in files.evicted(run):
                 _verify_here(objects, files, run, seq, found)
+    for name in files.sessions():
+        with contextlib.suppress(SessionNotFoundError):
+            _verify_session(objects, files, name, archive, found, seen)
     found.objects = len(seen)
     return found
+
+
+def _verify_session(
+    objects: Objects, files: StoreFiles, name: str, archive: str, found: Verified, seen: dict[str, bool]
+) -> None:
+    try:
+        noted = archived_sessions.read_archived_session(files.path, name)
+    except (DamagedError, FormatError):
+        return  # a pass writes it again
+    if noted is None or noted.archive != archive:
+        return
+    manifest = contents.session_object(name, ARCHIVED_FILE)
+    if objects.read(manifest) != noted.to_bytes():
+        objects.put(manifest, noted.to_bytes())
+        found.repaired.append(f"{manifest} in the archive")
+    folder = files.session_folder(name)
+    for file, copied in noted.files.items():
+        there = contents.session_object(name, file)
+        seen[there] = objects.digest(there, copied.size) == copied
+        if not seen[there]:
+            seen[there] = _write_again(objects, there, folder / file, copied)
+            (found.repaired if seen[there] else found.damaged).append(f"{there} in the archive")
+    is_away = {file for file in noted.states if not (folder / file).exists()}
+    if damaged := [file for file in session_objects.missing(files, noted) if file not in is_away]:
+        try:
+            brought = session_objects.bring(objects, files, noted, note=True, wanted=damaged)
+        except ArchiveDamagedError as error:
+            found.damaged.append(str(error))
+        else:
+            found.repaired.extend(f"{file} of session {name!r} here" for file in brought)
 
 
 def _verify_tombstone(objects: Objects, files: StoreFiles, run: str, seq: int, found: Verified) -> None:

@@ -4,6 +4,7 @@ from simckpt.cli import (  # noqa: F401  (each adds its commands, in this order)
     archiving,
     looking,
     marking,
+    session_upkeep,
     sessions,
     tree,
     upkeep,

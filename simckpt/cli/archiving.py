@@ -11,6 +11,7 @@ from simckpt import presentation
 from simckpt.cli.application import FAILED, Address, AsJson, StorePath, app, readable_errors
 from simckpt.cli.marking import keep_policy
 from simckpt.cli.printing import console, print_json
+from simckpt.policies import KeepLast
 from simckpt.store import Store
 
 if TYPE_CHECKING:
@@ -36,18 +37,23 @@ def archive(
     keep_every_minutes: Annotated[float | None, typer.Option(metavar="M", help="One for each M minutes stays.")] = None,
     keep_tagged: Annotated[bool, typer.Option("--keep-tagged", help="Those with any tag stay.")] = False,
     max_bytes: Annotated[int | None, typer.Option(metavar="N", help="The newest that fit into N bytes stay.")] = None,
+    keep_last_sessions: Annotated[
+        int | None, typer.Option(metavar="N", help="The last N sessions stay on the disk; all by default.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read all of the archive back, and repair it.")] = False,
     new: Annotated[bool, typer.Option("--new", help="Begin another archive; the old one is lost for good.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the checkpoints of STORE to its archive, verified; those that no --keep keeps leave the disk then.
+    """Copy the checkpoints and closed sessions of STORE to its archive, verified; what no --keep keeps leaves.
 
-    Without any --keep all stay on the disk as well. What was pruned is removed from the archive. Exit code 0: done; 2:
-    the archive cannot be reached, or something could not be done: it is tried again by the next such command.
+    Without any --keep all stay on the disk as well. What was pruned or removed here is removed from the archive. Exit
+    code 0: done; 2: the archive cannot be reached, or something could not be done: it is tried again by the next such
+    command.
     """
     with readable_errors():
         policy = keep_policy(keep_last, keep_best, mode, keep_every_steps, keep_every_minutes, keep_tagged, max_bytes)
-        opened = Store(store).archive(url, policy=policy, new=new)
+        sessions = None if keep_last_sessions is None else KeepLast(keep_last_sessions)
+        opened = Store(store).archive(url, policy=policy, keep_sessions=sessions, new=new)
         moved = opened.move()
         verified = opened.verify() if verify else None
     if as_json:
@@ -58,6 +64,11 @@ def archive(
             f"{opened.url}: {len(moved.archived)} archived, {len(moved.evicted)} evicted from the disk, "
             f"{len(moved.removed)} pruned ones removed"
         )
+        if moved.sessions or moved.evicted_sessions or moved.removed_sessions:
+            print(
+                f"  sessions: {len(moved.sessions)} archived, {len(moved.evicted_sessions)} evicted from the disk, "
+                f"{len(moved.removed_sessions)} removed"
+            )
         if verified is not None:
             print(f"{verified.objects} objects read back")
             for repaired in verified.repaired:
@@ -97,7 +108,7 @@ def push(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring RUN, with the runs it was branched from, to URL, from which other machines `pull` it.
+    """Bring RUN, with the runs it was branched from and its sessions, to URL, from which other machines `pull` it.
 
     What is there already is not brought again, and nothing good there is replaced. Exit code 2 if both sides have
     written.
@@ -117,7 +128,7 @@ def pull(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring RUN, with the runs it was branched from, from URL into STORE, to go on with it bit for bit.
+    """Bring RUN, with the runs it was branched from and its sessions, from URL into STORE, to go on bit for bit.
 
     URL is a place that was pushed to, or the archive of a store that was lost. Nothing good here is replaced; what is
     gone or cut here is put right. Exit code 2 if both sides have written, or some of it is damaged there: then all else
@@ -135,4 +146,5 @@ def _print(done: list[Transfer], *, as_json: bool) -> None:
     for each in done:
         repaired = f", {each.repaired} that were damaged put right" if each.repaired else ""
         told = f"{presentation.count(each.commits, 'commit')}, {presentation.size(each.nbytes)}{repaired}"
-        console().print(f"{each.run}: {told}", soft_wrap=True)
+        sessions = f"; sessions {presentation.printable(', '.join(each.sessions))}" if each.sessions else ""
+        console().print(f"{each.run or 'without a run'}: {told}{sessions}", soft_wrap=True)

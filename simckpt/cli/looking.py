@@ -21,6 +21,7 @@ from simckpt.cli.printing import (
     marks,
     print_checkpoints,
     print_json,
+    print_sessions,
     table,
 )
 from simckpt.comparison import Comparison, compare
@@ -38,7 +39,8 @@ def list_store(store: StorePath, as_json: AsJson = False) -> None:
     listed, damaged ones or not; 2: STORE cannot be read.
     """
     with readable_errors():
-        contents = Store(store).contents()
+        opened = Store(store)
+        contents = opened.contents()
     if as_json:
         print_json([_contents_as_json(content) for content in contents])
         return
@@ -57,6 +59,7 @@ def list_store(store: StorePath, as_json: AsJson = False) -> None:
             origin = "" if branch is None else f": branched from {branch.run}@{branch.step}"
             rows.append([content.name, f"no checkpoint yet{origin}", "", "", "", "", "", ""])
     print_checkpoints(rows)
+    print_sessions(opened)
 
 
 @app.command("find")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -13,6 +14,9 @@ from rich.table import Table
 
 from simckpt import presentation
 from simckpt.checkpoint import Checkpoint
+from simckpt.errors import StoreError
+from simckpt.session_pruning import sessions_of
+from simckpt.store import Store
 
 ENDLESS = 1 << 20  # width of a line that nobody's terminal has to hold [characters]
 
@@ -69,6 +73,15 @@ def checkpoint_row(checkpoint: Checkpoint, *, abandoned: bool = False) -> list[s
     kind = [*([] if checkpoint.kind == "save" else [checkpoint.kind]), *(["abandoned"] if abandoned else [])]
     kind += ["in the archive"] if checkpoint.tier == "archive" else []
     return [checkpoint.run, *facts, ", ".join(kind)]
+
+
+def print_sessions(store: Store, *, run: str | None = None) -> None:
+    """Prints where to look for recordings, if a store has any; of one run those that its checkpoints were driving."""
+    with contextlib.suppress(StoreError):  # `session list` and `check` tell of it
+        names = store.files.sessions() if run is None else sessions_of(store.files, run)
+        if names:
+            count = presentation.count(len(names), "session")
+            print(f"{count} of hardware in the loop: `simckpt session list {presentation.printable(str(store.path))}`")
 
 
 def short(id: str) -> str:

@@ -11,8 +11,9 @@ import typer
 from simckpt import presentation
 from simckpt.cli.application import AsJson, StorePath, app, readable_errors
 from simckpt.cli.printing import console, print_json, short, table
-from simckpt.errors import ConfigurationError
+from simckpt.errors import ConfigurationError, SessionNotFoundError, StoreError
 from simckpt.presentation import printable
+from simckpt.storage.sessions import session_names
 from simckpt.store import Store
 
 if TYPE_CHECKING:
@@ -32,14 +33,19 @@ _SHOWN = 20  # lines of one sort
 
 @commands.command("list")
 def list_sessions(store: StorePath, as_json: AsJson = False) -> None:
-    """List the sessions of STORE, in the order in which they were begun."""
+    """List the sessions of STORE, in the order in which they were begun.
+
+    Damaged ones are listed as such and hide no others. Exit code 0: listed; 2: STORE cannot be read.
+    """
     with readable_errors():
-        found = [_facts(session) for session in Store(store).sessions()]
+        found = _listed(Store(store))
     if as_json:
         print_json(found)
         return
-    shown = table("session", "begun (UTC)", "rows", "seconds", "snapshots", "status", "origin")
+    shown = table("session", "begun (UTC)", "rows", "seconds", "snapshots", "size", "status", "origin", "marks")
     for facts in found:
+        if "damaged" in facts:
+            continue
         origin = facts["origin"]
         shown.add_row(
             facts["name"],
@@ -47,10 +53,16 @@ def list_sessions(store: StorePath, as_json: AsJson = False) -> None:
             f"{facts['rows']:,}",
             f"{facts['seconds']:.1f}",
             str(len(facts["snapshots"])),
+            presentation.size(facts["nbytes"]),
             printable(facts["status"]),
             "" if origin is None else f"{origin['run']}@{origin['step']}",
+            _marks(facts),
         )
-    console().print(shown)
+    screen = console()
+    screen.print(shown)
+    for facts in found:
+        if "damaged" in facts:
+            screen.print(f"{facts['name']}  damaged: {printable(facts['damaged'])}", soft_wrap=True)
 
 
 @commands.command("show")
@@ -69,9 +81,13 @@ def show(store: StorePath, name: Name, as_json: AsJson = False) -> None:
     lines = {
         "begun (UTC)": presentation.moment(facts["created"]),
         "status": f"{facts['status']} {facts['reason']}".strip(),
-        "rows": f"{facts['first']:,} to {facts['first'] + facts['rows'] - 1:,}" if facts["rows"] else "none",
+        "rows": f"{facts['first']:,} to {facts['stop'] - 1:,}" if facts["rows"] else "none",
         "lost rows": ", ".join(f"{start:,} to {stop - 1:,}" for start, stop in facts["missing"]),
+        "not known": "" if facts["end_known"] else "whether rows behind the last one were lost",
+        "missing": "; ".join(facts["absent"]),
         "seconds": f"{facts['seconds']:.1f}",
+        "size": presentation.size(facts["nbytes"]),
+        "marks": _marks(facts),
         "origin": "" if origin is None else f"{origin['run']}@{origin['step']}, {short(origin['checkpoint'])}",
         "env": str(facts["env"].get("id", "")),
         "snapshots at": ", ".join(f"{row:,}" for row in facts["snapshots"][:_SHOWN]),
@@ -103,15 +119,24 @@ def plot(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="A new HTML file; NAME.html by default.")
     ] = None,
+    env: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="What makes the env, or a Gymnasium id: for its contact forces."),
+    ] = None,
     start: Start = None,
     stop: Stop = None,
 ) -> None:
-    """Draw a session as one HTML page: commands and readings, delays, step times, contact forces; or these SERIES."""
+    """Draw a session as one HTML page: commands and readings, delays, step times; or these SERIES.
+
+    Contact forces are drawn where they were recorded, as the signal contact_force; with --env MuJoCo computes them in a
+    replay, which sends nothing to a device.
+    """
     with readable_errors():
         from simckpt.plots import session as drawing
 
         session = Store(store).session(name)
-        page = drawing.page(session, series or (), start=start, stop=stop)
+        made = None if env is None else _made(env)
+        page = drawing.page(session, series or (), env=made, start=start, stop=stop)
         target = Path(f"{name}.html") if output is None else output
         _write(target, page)
     print(f"{target}: {len(page) / 1e6:.1f} MB")
@@ -157,13 +182,13 @@ def export(
             if not os.environ.get("DISPLAY"):
                 # read when mujoco is imported, below
                 os.environ.setdefault("MUJOCO_GL", "egl")
-            from simckpt.hardware.video import export_video, made_env
+            from simckpt.hardware.video import export_video
 
             if env is None:
                 raise ConfigurationError(
                     "a video is rendered from a replay: say what makes the env, --env MODULE:FUNCTION"
                 )
-            export_video(session, made_env(env), target, start=start, stop=stop)
+            export_video(session, _made(env), target, start=start, stop=stop)
     print(f"{target}: {session!r}")
 
 
@@ -171,13 +196,11 @@ def export(
 def close(store: StorePath, name: Name) -> None:
     """Close a session whose recorder was killed with all its processes: its parts are merged, its end is noted."""
     with readable_errors():
-        from simckpt.storage.session_writing import SessionWriter
+        from simckpt.storage.session_ending import close_session
 
         opened = Store(store)
         session = opened.session(name)
-        if session.closed is None:
-            with SessionWriter(opened.files.path, name) as writer:
-                writer.close("killed")
+        close_session(opened.files.path, name)
     print(f"{session!r}")
 
 
@@ -185,14 +208,28 @@ def close(store: StorePath, name: Name) -> None:
 def remove(store: StorePath, name: Name) -> None:
     """Remove a session that nobody records, with all it holds; the checkpoint that was driving may be pruned then."""
     with readable_errors():
-        from simckpt.storage.session_writing import remove_session
+        from simckpt.storage.session_ending import remove_session
 
         remove_session(Store(store).files.path, name)
     print(f"{printable(name)}: removed")
 
 
+def _listed(store: Store) -> list[dict[str, Any]]:
+    """Returns what is known of each session, {"name", "damaged"} of those that cannot be trusted."""
+    found = []
+    for name in session_names(store.files.path):
+        try:
+            found.append(_facts(store.session(name)))
+        except SessionNotFoundError:
+            continue  # removed since it was listed
+        except StoreError as error:
+            found.append({"name": name, "damaged": str(error)})
+    return sorted(found, key=lambda facts: (facts.get("created", float("inf")), facts["name"]))
+
+
 def _facts(session: Session) -> dict[str, Any]:
-    rows, closed, origin = session.rows, session.closed, session.origin
+    extent, closed, origin = session.extent, session.closed, session.origin
+    rows = extent.rows
     return {
         "name": session.name,
         "id": session.id,
@@ -201,19 +238,37 @@ def _facts(session: Session) -> dict[str, Any]:
         "reason": "" if closed is None else closed.text,
         "mode": session.mode,
         "first": rows.start,
-        "rows": len(rows) - sum(map(len, session.missing)),
-        "missing": [[each.start, each.stop] for each in session.missing],
-        "seconds": session.duration,
+        "stop": rows.stop,
+        "rows": extent.count,
+        "missing": [[each.start, each.stop] for each in extent.missing],
+        "end_known": closed is None or closed.rows is not None,
+        "absent": session.absent,
+        "seconds": extent.seconds,
         "snapshots": [each.row for each in session.snapshots],
         "links": [
             {"name": each.name, "command": each.command, "reading": each.reading, "transport": each.transport}
             for each in session.links
         ],
+        "nbytes": session.nbytes,
+        "tier": session.tier,
+        "pinned": session.pinned,
         "origin": None if origin is None else dict(vars(origin)),
         "env": dict(session.env),
         "host": session.host,
         "versions": dict(session.versions),
     }
+
+
+def _marks(facts: dict[str, Any]) -> str:
+    return ", ".join(
+        [*(["pinned"] if facts["pinned"] else []), *(["in the archive"] if facts["tier"] == "archive" else [])]
+    )
+
+
+def _made(env: str) -> Any:
+    from simckpt.hardware.making import made_env
+
+    return made_env(env)
 
 
 def _series_of(session: Session) -> list[str]:

@@ -13,7 +13,7 @@ from simckpt import presentation
 from simckpt.branching import drawing
 from simckpt.checkpoint import Checkpoint
 from simckpt.cli.application import Address, AsJson, StorePath, app, readable_errors, resolve
-from simckpt.cli.printing import checkpoint_as_json, print_json
+from simckpt.cli.printing import checkpoint_as_json, print_json, print_sessions
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, ExportNotFoundError
 from simckpt.storage import exports
 from simckpt.store import Store
@@ -36,6 +36,7 @@ def log(
         print_json(graph.as_json())
     else:
         print(graph)
+        print_sessions(opened, run=run)
 
 
 @app.command("branch")

@@ -100,6 +100,12 @@ def _print_report(report: Report) -> None:
     for severity, what in ((LEFTOVER, "leftovers"), ("quarantined", "in quarantine"), ("foreign", "not simckpt's")):
         found = report.of(severity)
         if found:
+            unfinished = [each for each in found if each.kind == "unfinished session"]
+            for finding in unfinished:
+                told = f"unfinished: {printable(finding.path)}: {finding.problem}; {finding.advice}"
+                screen.print(told, soft_wrap=True)
+            found = tuple(each for each in found if each not in unfinished)
+        if found:
             size = presentation.size(sum(finding.size for finding in found))
             amount = "" if severity == "foreign" else f", {size}"
             advice = "; `simckpt compact` frees them" if severity == LEFTOVER else ""
@@ -118,6 +124,9 @@ def _print_report(report: Report) -> None:
     )
     if counts.archived:
         told = f"{counts.archived:,} checkpoints in the archive alone, not looked at (`simckpt archive --verify`)"
+        screen.print(told, soft_wrap=True)
+    if counts.archived_sessions:
+        told = f"{counts.archived_sessions:,} sessions in the archive alone, not looked at (`simckpt archive --verify`)"
         screen.print(told, soft_wrap=True)
     if report.left:
         screen.print(f"not finished: the time was up, {report.left:,} files are left; go on with --resume")

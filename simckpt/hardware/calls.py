@@ -6,10 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simckpt.hardware.session import Session
+from simckpt.hardware.tables import needed
 from simckpt.hardware.tape import Tape, entries_of
 from simckpt.hardware.windows import windows
+from simckpt.state.tables import mapped
 from simckpt.storage.session_records import SnapshotRecord
-from simckpt.storage.sessions import mapped
+
+# the columns that a replay needs
+_OF_BOTH = ("order", "row", "finished")
+_OF_RESET = ("observation", "seed", "seeded", "options")
+_OF_STEP = ("action", "observation", "reward", "terminated", "truncated", "started")
 
 
 class Call(NamedTuple):
@@ -47,8 +53,8 @@ def calls(session: Session, snapshot: SnapshotRecord, stop: int, tapes: Mapping[
             tape.load([entry for entry in entries if entry.order > snapshot.order])
         found = [
             Call(order, row, finished, table == "resets", tables[table], place)
-            for table, last in (("resets", stop), ("rows", stop - 1))
-            for place, (order, row, finished) in enumerate(_lines(tables.get(table), ("order", "row", "finished")))
+            for table, last, columns in (("resets", stop, _OF_RESET), ("rows", stop - 1, _OF_STEP))
+            for place, (order, row, finished) in enumerate(_lines(tables.get(table), columns))
             if order > snapshot.order and row <= last
         ]
         yield from sorted(found, key=lambda call: call.order)
@@ -59,5 +65,6 @@ def entry_of(column: Any, place: int) -> Any:
     return mapped(lambda array: array[place].copy(), column)
 
 
-def _lines(table: Any, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    return iter(()) if table is None else zip(*(table[name].tolist() for name in names), strict=True)
+def _lines(table: Any, others: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    columns = needed(table, *_OF_BOTH, *others)
+    return zip(*(column.tolist() for column in columns[: len(_OF_BOTH)]), strict=True)

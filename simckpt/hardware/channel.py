@@ -6,6 +6,7 @@ A sender never waits: what the socket does not take stays in the outbox, and is 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from collections import deque
@@ -40,6 +41,7 @@ class Channel:
         self._inbox = bytearray()
         self._descriptors: deque[int] = deque()
         self.waiting = 0
+        self._is_torn = False
 
     def fileno(self) -> int:
         """The descriptor, to wait for."""
@@ -48,6 +50,9 @@ class Channel:
     def close(self) -> None:
         """Closes this end; what was not taken is gone."""
         self._socket.close()
+        while self._outbox:
+            for descriptor in self._outbox.popleft()[1]:
+                os.close(descriptor)
 
     def send(self, message: dict[str, Any], parts: Sequence[Any] = (), *, descriptors: Sequence[int] = ()) -> None:
         """Sends a message, as much of it as the socket takes now.
@@ -55,7 +60,7 @@ class Channel:
         Args:
             message: JSON.
             parts: bytes that follow; they must not change until they are sent.
-            descriptors: of files, for the other end.
+            descriptors: of files, for the other end; copies of them stay open until they are sent.
 
         Raises:
             OSError: the other end is gone.
@@ -64,41 +69,57 @@ class Channel:
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         size = sum(view.nbytes for view in views)
         frame = memoryview(_FRAME.pack(len(text), size) + text)
-        self._outbox.append((frame, tuple(descriptors)))
+        self._outbox.append((frame, tuple(map(os.dup, descriptors))))
         self._outbox.extend((view, ()) for view in views)
         self.waiting += frame.nbytes + size
         self.flush()
 
     def flush(self) -> None:
         """Offers the outbox once more; raises OSError if the other end is gone."""
+        self._check_whole()
         while self._outbox:
             view, descriptors = self._outbox[0]
+            self._is_torn = True
             try:
                 if descriptors:
                     done = socket.send_fds(self._socket, [view], list(descriptors))
                 else:
                     done = self._socket.send(view)
             except (BlockingIOError, InterruptedError):
+                self._is_torn = False
                 return
             self.waiting -= done
+            for descriptor in descriptors:
+                os.close(descriptor)
             if done == view.nbytes:
                 self._outbox.popleft()
             else:
                 self._outbox[0] = (view[done:], ())
+            self._is_torn = False
 
     def take(self) -> bool:
         """Takes what has arrived, without waiting; returns whether the other end is still there."""
+        self._check_whole()
         while True:
+            self._is_torn = True
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, 8)
             except (BlockingIOError, InterruptedError):
+                self._is_torn = False
                 return True
             except ConnectionError:
+                self._is_torn = False
                 return False
             self._descriptors.extend(descriptors)
+            self._inbox += data
+            self._is_torn = False
             if not data:
                 return False
-            self._inbox += data
+
+    def _check_whole(self) -> None:
+        # an exception of a signal handler has come between what the system did and what is known of it here
+        if self._is_torn:
+            raise ConnectionAbortedError("a message was interrupted by an exception of a signal handler")
 
     def next(self) -> tuple[dict[str, Any], memoryview] | None:
         """Returns the next whole message of those that were taken, with the bytes behind it, or None."""

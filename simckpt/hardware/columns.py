@@ -31,13 +31,53 @@ def form_of(value: Any, what: str) -> Form:
         ConfigurationError: it has no fixed size in bytes, such as a text or a graph.
     """
     if isinstance(value, dict):
-        return {str(key): form_of(each, what) for key, each in value.items()}
+        return {str(key): form_of(each, f"{what}/{key}") for key, each in value.items()}
     if isinstance(value, tuple):
-        return tuple(form_of(each, what) for each in value)
-    array = np.asarray(value)
+        return tuple(form_of(each, f"{what}/{place}") for place, each in enumerate(value))
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{what} cannot be recorded: it is no array, {error}") from error
     if array.dtype.kind not in "biufc":
         raise ConfigurationError(f"{what} cannot be recorded: it is {type(value).__name__} {str(value)[:80]!r}")
     return array.dtype, array.shape
+
+
+def check_shapes(known: Form, form: Form, what: str) -> None:
+    """Raises ConfigurationError, by the name of the leaf, if a form has other parts or shapes than those before."""
+    if _is_leaf(known) and _is_leaf(form):
+        if known[1] != form[1]:
+            raise ConfigurationError(
+                f"{what} cannot be recorded: its shape is {form[1]}, and was {known[1]} before; values of one column "
+                "are of one size"
+            )
+        return
+    parts = [dict(_parts(each)) for each in (known, form)]
+    if _is_leaf(known) or _is_leaf(form) or type(known) is not type(form) or parts[0].keys() != parts[1].keys():
+        raise ConfigurationError(
+            f"{what} cannot be recorded: it has the parts {_told(form)}, and had {_told(known)} before"
+        )
+    for key, each in parts[0].items():
+        check_shapes(each, parts[1][key], f"{what}/{key}")
+
+
+def widest(known: Form, form: Form) -> Form:
+    """Returns the form whose dtypes hold those of two others with the same shapes, as far as there are such dtypes."""
+    if _is_leaf(known):
+        return np.promote_types(known[0], form[0]), known[1]
+    if isinstance(known, dict):
+        return {key: widest(each, form[key]) for key, each in known.items()}
+    return tuple(widest(each, form[place]) for place, each in enumerate(known))
+
+
+def _parts(form: Form) -> list[tuple[Any, Form]]:
+    if _is_leaf(form):
+        return []
+    return list(form.items() if isinstance(form, dict) else enumerate(form))
+
+
+def _told(form: Form) -> str:
+    return ", ".join(str(key) for key, _ in _parts(form)) or "none, being an array"
 
 
 def form_of_space(space: Any, what: str) -> Form:
@@ -99,7 +139,10 @@ def size_of(form: Form) -> int:
 def put(column: Any, place: int, value: Any) -> bool:
     """Copies a value into a column; returns False, and may have copied a part, if it has another form."""
     if type(column) is np.ndarray:
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            return False
         if array.dtype != column.dtype or array.shape != column.shape[1:]:
             return False
         column[place] = array
@@ -111,6 +154,33 @@ def put(column: Any, place: int, value: Any) -> bool:
     if not isinstance(value, tuple) or len(value) != len(column):
         return False
     return all(put(each, place, inner) for each, inner in zip(column, value, strict=True))
+
+
+def put_converted(column: Any, place: int, value: Any) -> bool:
+    """Does what `put` does, and converts values of another dtype where not a bit is lost by that."""
+    if type(column) is np.ndarray:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biufc" or array.shape != column.shape[1:]:
+            return False
+        if array.dtype.kind == "c" and column.dtype.kind != "c":
+            return False
+        with np.errstate(all="ignore"):
+            converted = array.astype(column.dtype)
+            if converted.astype(array.dtype).tobytes() != array.tobytes():
+                return False
+        column[place] = converted
+        return True
+    if isinstance(column, dict):
+        return all(put_converted(each, place, value[key]) for key, each in column.items())
+    return all(put_converted(each, place, inner) for each, inner in zip(column, value, strict=True))
+
+
+def number(value: Any, what: str) -> float:
+    """Returns a number, or that in an array of one element, as a float; raises ConfigurationError for others."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" or array.size != 1:
+        raise ConfigurationError(f"{what} cannot be recorded: it is {type(value).__name__} {str(value)[:80]!r}")
+    return float(array.reshape(()))
 
 
 def at(column: Any, place: int) -> Any:
@@ -211,17 +281,11 @@ class Buffer:
         """How many entries each table had before; a view."""
         return self.head[COUNTS + len(self.tables) :]
 
-    def copied(self) -> dict[str, Any]:
-        """Returns {table: nested columns} of the entries that are there, in memory of their own."""
-        counts = self.counts.tolist()
-        return {
-            name: _copied(columns, count) for (name, columns), count in zip(self.tables.items(), counts, strict=True)
-        }
 
-
-def _copied(column: Any, count: int) -> Any:
+def copied_entries(column: Any, start: int, stop: int) -> Any:
+    """Returns some entries of nested columns, in memory of their own."""
     if isinstance(column, dict):
-        return {key: _copied(each, count) for key, each in column.items()}
+        return {key: copied_entries(each, start, stop) for key, each in column.items()}
     if isinstance(column, tuple):
-        return tuple(_copied(each, count) for each in column)
-    return column[:count].copy()
+        return tuple(copied_entries(each, start, stop) for each in column)
+    return column[start:stop].copy()

@@ -107,7 +107,8 @@ class SimulatedConnection:
             return None
         if message.values.shape != (len(self._names),):
             raise ConfigurationError(
-                f"the model returned an array of shape {message.values.shape}, the readings are {self._names}",
+                f"the model of the device returned an array of shape {message.values.shape}; a reading is "
+                f"{len(self._names)} numbers {self._names}",
                 keys=["reading"],
             )
         message.values.flags.writeable = False

@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 
 from simckpt import presentation
+from simckpt.hardware.simulated import Simulated
+from simckpt.sim.objects.instances import RESOURCE
 from simckpt.state import paths
+from simckpt.state.nodes import ObjectState
 
 Array = np.ndarray[Any, Any]
 
 SHOWN = 20  # lines of a report
+# how the state of an env tells a link's model from its connection
+_MODEL = f"{Simulated.__module__}.{Simulated.__qualname__}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class ReplayReport:
         snapshots: how many later snapshots were compared with the full state, bit for bit.
         differences: in the order in which they appeared.
         skipped: rows that could not be played, because they, or the rows that lead to them, were not recorded.
+        breaks: where the replay has left the record, and gone on from the next snapshot, and why: a text for each.
+        unrepeatable: what no replay can repeat, such as when another thread had its readings: a text for each.
     """
 
     session: str
@@ -64,11 +71,13 @@ class ReplayReport:
     snapshots: int
     differences: tuple[ReplayDifference, ...]
     skipped: tuple[range, ...] = ()
+    breaks: tuple[str, ...] = ()
+    unrepeatable: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
         """Whether everything that was played repeats bit for bit."""
-        return not self.differences
+        return not self.differences and not self.unrepeatable
 
     @property
     def first(self) -> ReplayDifference | None:
@@ -82,7 +91,11 @@ class ReplayReport:
         lines += [f"  {difference}" for difference in self.differences[:SHOWN]]
         if len(self.differences) > SHOWN:
             lines.append(f"  and {len(self.differences) - SHOWN} more leaves")
+        lines += [f"  no replay repeats {presentation.printable(each)}" for each in self.unrepeatable[:SHOWN]]
         lines += [f"  rows {each.start:,} to {each.stop - 1:,} could not be played" for each in self.skipped]
+        lines += [f"  gone on from a snapshot after {presentation.printable(each)}" for each in self.breaks[:SHOWN]]
+        if len(self.breaks) > SHOWN:
+            lines.append(f"  and after {len(self.breaks) - SHOWN} more such events")
         return "\n".join(lines)
 
 
@@ -149,3 +162,33 @@ def distance(a: Array, b: Array) -> float | None:
         first, second = a.astype(np.longdouble), b.astype(np.longdouble)
         same = (first == second) | (np.isnan(first) & np.isnan(second))
         return float(np.max(np.where(same, 0, np.abs(first - second)), initial=0))
+
+
+def without_models(now: Any, recorded: Any) -> Any:
+    """Returns the state of an env with each model in place of a device as the connection that was recorded there.
+
+    Args:
+        now: the state, which is changed in place.
+        recorded: one of the same env, with or without its device.
+    """
+    waiting, seen = [(now, recorded)], set()
+    while waiting:
+        one, other = waiting.pop()
+        if id(one) in seen or type(one) is not type(other):
+            continue
+        seen.add(id(one))
+        if isinstance(one, ObjectState):
+            waiting += [(one.attributes, other.attributes), (one.items, other.items)]
+        elif isinstance(one, dict):
+            for key in one.keys() & other.keys():
+                if _is_of(one[key], _MODEL) and _is_of(other[key], RESOURCE):
+                    one[key] = other[key]
+                else:
+                    waiting.append((one[key], other[key]))
+        elif isinstance(one, list | tuple):
+            waiting += zip(one, other, strict=False)
+    return now
+
+
+def _is_of(node: Any, type_name: str) -> bool:
+    return isinstance(node, ObjectState) and node.type_name == type_name

@@ -1,7 +1,7 @@
 """What becomes of parts and snapshots on their way to the disk: written at once, or kept in a ring until a trigger.
 
 A disk that refuses is asked again with the next part, and so what is waiting is late and not lost, as long as there is
-memory for it. What is lost the session says in an event.
+memory for it; a ring that could not be kept, too. What is lost the session says in an event.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,21 @@ import numpy as np
 
 from simckpt import state
 from simckpt.errors import CheckpointNotFoundError, ConflictError, StorageError, StoreError
+from simckpt.hardware.losses import Losses
 from simckpt.hardware.ring import Part, Ring, Snapshot
 from simckpt.hardware.triggers import Found, OnError, OutOfRange, Trigger, Watchdog
 from simckpt.state.tree import Encoded
 from simckpt.storage import StoreFiles, names
 from simckpt.storage.durable import Disk
+from simckpt.storage.session_ending import remove_session
 from simckpt.storage.session_records import SessionRecord
 from simckpt.storage.session_writing import SessionWriter, create_session
 from simckpt.storage.sessions import session_names
 
 WAITING = 256 << 20  # [bytes] of parts that wait for a disk that refuses
-MERGE_AT = 60  # parts: about a minute
+_NOTES = 10_000  # events of parts that were given up, which are kept
 _CLOSING = 3  # attempts at writing what is left, when the session ends
+_PAUSE = 60  # parts until a merge that the disk has refused is tried again
 
 Event = tuple[int, int, int, int, str, str]  # order, row, monotonic [ns], wall [ns], kind, text
 Warn = Callable[[str], None]
@@ -77,13 +80,18 @@ class Keeper:
         self._waiting: deque[Part | Snapshot] = deque()
         self._models: dict[str, Encoded] = {}
         self._notes: list[Event] = []
-        self._events = 0
-        self._small = 0
+        self._losses = Losses(warn)
         self._troubled = False
+        self._pause = 0
+        self._due: Found | None = None  # a cause for which the ring is to be kept, as soon as the disk lets it
         self._until = 0
+        self._is_over = False  # what was to be kept has come
         self._cause = ""
         self._flushes = 0
-        self._row = 0
+        self._next: SessionRecord | None = None  # that is to be begun
+        self._newest: Part | None = None
+        self._first = self._row = 0  # of the rows that the session is about, and the next one
+        self._events = 0
         self._writer: SessionWriter | None = None
         if self._ring is None:
             self._writer = SessionWriter(root, record.name, disk=disk)
@@ -100,37 +108,35 @@ class Keeper:
     def add(self, item: Part | Snapshot) -> None:
         """Takes what comes next."""
         found = self._found(item) if isinstance(item, Part) else []
-        cause = found.pop(0) if found and self._ring is not None and self._writer is None else None
+        idle = self._ring is not None and self._writer is None and self._due is None
+        cause = found.pop(0) if found and idle else None
         if isinstance(item, Part):
-            self._row = item.rows[1]
+            self._row = max(self._row, item.rows[1])
+            self._newest = item
             item.events.extend(_event(each, "trigger") for each in found)
-        if self._ring is not None:
+        if self._ring is not None and self._due is None:
             self._ring.add(item)
+        elif self._ring is not None:
+            for gone in self._ring.hold(item, self._limit):
+                self._give_up(gone, "the ring could not be kept for too long")
         if self._writer is not None:
             self._waiting.append(item)
         elif cause is not None:
             self.trigger(cause)
+        if isinstance(item, Snapshot):
+            self._forget_models(item.models)
         self.write()
-        due = self._ring is not None and isinstance(item, Part) and item.stopped >= self._until
-        if due and self._writer is not None and not self._waiting:
-            self._end("trigger", self._cause)
+        if self._ring is not None and self._writer is not None and isinstance(item, Part):
+            self._is_over = self._is_over or item.stopped >= self._until
+            self._end_if_over()
 
     def trigger(self, found: Found) -> None:
         """Has the ring keep what it holds, and what comes for a while; without a ring, or once more, it is noted."""
-        if self._ring is None or self._writer is not None:
+        if self._ring is None or self._writer is not None or self._due is not None:
             self._notes.append(_event(found, "trigger"))
             return
-        try:
-            self._writer = self._begun()
-        except (StoreError, OSError) as error:
-            self._trouble(f"the ring could not be kept ({found.reason}): {error}")
-            self._writer = None
-            return
-        self._events, self._small = 0, 0
-        self._until = found.monotonic + self._after
-        self._cause = found.reason
-        self._notes.append(_event(found, "kept"))
-        self._waiting.extend(self._ring)
+        self._due, self._until, self._cause = found, found.monotonic + self._after, found.reason
+        self._first = min((item.rows[0] for item in self._ring if isinstance(item, Part)), default=self._row)
         self.write()
 
     def note(self, kind: str, text: str, *, row: int | None = None) -> None:
@@ -139,19 +145,29 @@ class Keeper:
         self._notes.append((-1, self._row if row is None else row, monotonic, wall, kind, text))
 
     def lost(self, rows: tuple[int, int], why: str) -> None:
-        """Notes that rows will not be in the session, and warns."""
-        text = f"rows {rows[0]} to {rows[1] - 1} were lost: {why}"
-        self.note("lost", text, row=rows[0])
-        self._warn(text)
+        """Takes note of rows that were never given to this."""
+        first = max(rows[0], self._row)
+        self._row = max(self._row, rows[1])
+        if first < rows[1]:
+            self._losses.add((first, rows[1]), why)
+
+    def lost_snapshot(self, row: int, models: Sequence[str], why: str) -> None:
+        """Takes note of a snapshot that was never given to this."""
+        self._forget_models(models)
+        self._lose_snapshot(row, why)
 
     def write(self) -> bool:
         """Writes what waits, as much of it as the disk takes; returns whether it took all."""
+        if self._due is not None:
+            self._keep(self._due)
+        if self._writer is not None:
+            self._writer.beat()
         while self._waiting and self._writer is not None:
             item = self._waiting[0]
             try:
                 self._write_item(self._writer, item)
             except ConflictError as error:
-                self._trouble(f"session {self.session!r} goes on elsewhere, and nothing more is recorded here: {error}")
+                self._warn(f"session {self.session!r} goes on elsewhere, and nothing more is recorded here: {error}")
                 self._waiting.clear()
                 self._writer.release()
                 self._writer = None
@@ -167,51 +183,109 @@ class Keeper:
             self._waiting.popleft()
             self._troubled = False
             self._merge()
-        return True
+        self._end_if_over()
+        return self._due is None
 
-    def close(self, how: str, text: str) -> None:
-        """Ends the session, if one is open, after another attempt at what the disk has not taken."""
-        if self._ring is None or self._writer is not None:
-            self._end(how, text)
+    def close(self, how: str, text: str, row: int | None = None) -> None:
+        """Ends the session, if one is open, after another attempt at what the disk has not taken.
+
+        Args:
+            how: it ended.
+            text: for people.
+            row: one behind the last row that was stepped; by default behind the last one that was given to this.
+        """
+        if row is not None and (self._ring is None or self._writer is not None or self._due is not None):
+            self.lost((self._row, row), "they never reached the recording process")
+        self._end(how, text)
+        for lost in self._losses.summary():
+            self._warn(lost)
+
+    def _keep(self, found: Found) -> None:
+        """Begins to write what the ring holds."""
+        assert self._ring is not None
+        try:
+            self._writer = self._begun()
+        except (StoreError, OSError) as error:
+            self._trouble(f"the ring cannot be kept for the moment ({found.reason}): {error}")
+            return
+        self._due, self._next, self._events = None, None, 0
+        self._troubled = self._is_over = False
+        # what happened before the ring's first row is no part of it
+        self._notes = [each for each in self._notes if each[1] >= self._first]
+        self._losses.fresh = [each for each in self._losses.fresh if each.rows[1] > self._first]
+        self._notes.append(_event(found, "kept"))
+        self._waiting.extend(self._ring)
+
+    def _end_if_over(self) -> None:
+        if self._is_over and self._writer is not None and not self._waiting:
+            try:
+                self._close(self._writer, "trigger", self._cause)
+            except (StoreError, OSError) as error:
+                self._trouble(f"session {self.session!r} cannot be closed for the moment: {error}")
 
     def _end(self, how: str, text: str) -> None:
-        if self._writer is None:
-            return
+        """Writes and closes what there is, or tells what the disk has refused until now."""
         for _ in range(_CLOSING):
             if self.write():
                 break
-        if self._writer is None:
-            return
+        if self._due is not None:
+            self._warn(f"the ring was not kept ({self._due.reason}): the disk refused until the end")
+            if self._next is not None:
+                with contextlib.suppress(StoreError, OSError):
+                    remove_session(self._root, self._next.name, disk=self._disk)
+            self._due = self._next = None
         for item in self._waiting:
             self._give_up(item, "the disk refused until the end")
         self._waiting.clear()
-        try:
-            if self._notes:
-                self._write_notes(self._writer)
-            self._writer.close(how, text)
-        except (StoreError, OSError) as error:
-            self._warn(f"session {self.session!r} could not be closed, which `simckpt session close` does: {error}")
-        finally:
-            self._writer.release()
-            self._writer = None
+        if self._is_over:
+            how, text = "trigger", self._cause
+        for left in reversed(range(_CLOSING)):
+            writer = self._writer
+            if writer is None:
+                return
+            try:
+                self._close(writer, how, text)
+            except (StoreError, OSError) as error:
+                if left:
+                    continue
+                told = f"session {self.session!r} could not be closed, which `simckpt session close` does: {error}"
+                self._warn(told)
+                writer.release()
+                self._writer = None
 
-    def _write_notes(self, writer: SessionWriter) -> None:
-        """Writes what was noted after the last part, in a part without rows."""
-        parts = writer.files.parts()
-        if not parts:
-            return
-        last = parts[-1]
-        spans = {name: (stop, stop) for name, (_, stop) in last.tables.items() if name != "events"}
-        tables = writer.files.read_part(last)
-        empty = _emptied({key: value for key, value in tables.items() if key != "events"})
-        self._write_part(writer, Part(empty, (last.rows[1], last.rows[1]), spans, last.stopped, last.stopped))
+    def _close(self, writer: SessionWriter, how: str, text: str) -> None:
+        untold = self._write_notes(writer)
+        text = "; ".join([text, *untold] if text else untold)
+        writer.close(how, text, rows=(min(self._first, self._row), self._row))
+        writer.release()
+        self._writer, self._is_over = None, False
+
+    def _write_notes(self, writer: SessionWriter) -> list[str]:
+        """Writes what was noted after the last part, in a part without rows; returns what it could not write."""
+        told = [text for _, _, _, _, _, text in [*self._lost(), *self._notes]]
+        if not told:
+            return []
+        newest = self._newest
+        if newest is None:
+            return told
+        spans = {name: (stop, stop) for name, (_, stop) in newest.spans.items()}
+        part = Part(_emptied(newest.tables), (self._row, self._row), spans, newest.stopped, newest.stopped)
+        try:
+            self._write_part(writer, part)
+        except (StoreError, OSError):
+            return told
+        return []
+
+    def _lost(self) -> list[Event]:
+        return [(-1, each.rows[0], each.monotonic, each.wall, "lost", each.text) for each in self._losses.fresh]
 
     def _write_item(self, writer: SessionWriter, item: Part | Snapshot) -> None:
         if isinstance(item, Part):
             self._write_part(writer, item)
             return
         for digest in item.models:
-            writer.write_model(digest, self._models[digest])
+            if digest not in writer.models:
+                writer.write_model(digest, self._models[digest])
         writer.write_snapshot(
             item.state,
             row=item.row,
@@ -223,7 +297,7 @@ class Keeper:
         )
 
     def _write_part(self, writer: SessionWriter, part: Part) -> None:
-        events = [*part.events, *self._notes]
+        events = [*part.events, *self._notes, *self._lost()]
         tables = {**part.tables, "events": _events_table(events)}
         if "resets" in tables:
             first, stop = part.spans["resets"]
@@ -234,31 +308,47 @@ class Keeper:
         writer.write_part(encoded, rows=part.rows, spans=spans, started=part.started, stopped=part.stopped)
         self._events += len(events)
         self._notes.clear()
-        self._small += 1
+        self._losses.fresh.clear()
 
     def _merge(self) -> None:
-        if self._writer is not None and self._small >= MERGE_AT and not self._waiting:
-            self._small = 0
-            with contextlib.suppress(StoreError, OSError):  # at the end once more
-                self._writer.merge(fewest=MERGE_AT)
+        if self._writer is None or self._waiting:
+            return
+        if self._pause:
+            self._pause -= 1
+            return
+        try:
+            self._writer.merge()
+        except (StoreError, OSError):  # many small parts are as good
+            self._pause = _PAUSE
 
     def _make_room(self) -> None:
-        """Lets go of the oldest parts, if more wait than there is memory for."""
+        """Lets go of what came first, if more waits than there is memory for."""
         size = sum(item.nbytes for item in self._waiting)
-        while size > self._limit:
-            item = next((each for each in self._waiting if isinstance(each, Part)), None)
-            if item is None:
-                return
-            self._waiting.remove(item)
+        # the very first may be on the disk by half, and is tried again
+        while size > self._limit and len(self._waiting) > 1:
+            item = self._waiting[1]
+            del self._waiting[1]
             size -= item.nbytes
             self._give_up(item, "the disk has refused for too long")
 
     def _give_up(self, item: Part | Snapshot, why: str) -> None:
         if isinstance(item, Part):
-            self.lost(item.rows, why)
+            self._notes = [*self._notes, *item.events][-_NOTES:]
+            self._losses.add(item.rows, why)
         else:
-            self.note("lost", f"the snapshot before row {item.row} was lost: {why}", row=item.row)
-            self._warn(f"the snapshot before row {item.row} was lost: {why}")
+            self._lose_snapshot(item.row, why)
+
+    def _lose_snapshot(self, row: int, why: str) -> None:
+        self.note("lost", f"the snapshot before row {row} was lost: {why}", row=row)
+        self._losses.add_snapshot(row, why)
+
+    def _forget_models(self, needed: Sequence[str]) -> None:
+        """Lets go of models that no snapshot needs any more which may be written."""
+        held = {*needed}
+        for item in [*self._waiting, *(self._ring or ())]:
+            if isinstance(item, Snapshot):
+                held.update(item.models)
+        self._models = {digest: fields for digest, fields in self._models.items() if digest in held}
 
     def _trouble(self, text: str) -> None:
         """Warns, but not again while the same trouble lasts."""
@@ -283,21 +373,22 @@ class Keeper:
         return sorted(found, key=lambda each: each.monotonic)
 
     def _begun(self) -> SessionWriter:
-        """Makes the next session of a ring, and returns its writer."""
+        """Makes the next session of a ring, unless an earlier attempt has, and returns its writer."""
+        if self._next is None:
+            taken = set(session_names(self._root))
+            self._flushes += 1
+            while (name := f"{self._record.name}-{self._flushes}") in taken:
+                self._flushes += 1
+            now, monotonic = time.time(), time.monotonic_ns()
+            self._next = replace(self._record, name=name, id=names.random_id(), created=now, monotonic=monotonic)
         store = StoreFiles.open(self._root)
-        taken = set(session_names(self._root))
-        number = self._flushes + 1
-        while (name := f"{self._record.name}-{number}") in taken:
-            number += 1
-        now, monotonic = time.time(), time.monotonic_ns()
-        record = replace(self._record, name=name, id=names.random_id(), created=now, monotonic=monotonic, mode="ring")
         try:
-            create_session(store, record, disk=self._disk)
+            create_session(store, self._next, disk=self._disk)
         except CheckpointNotFoundError as error:
             self.note("note", f"the checkpoint that was driving is gone: {error}")
-            create_session(store, replace(record, origin=None), disk=self._disk)
-        self._flushes = number
-        return SessionWriter(self._root, name, disk=self._disk)
+            self._next = replace(self._next, origin=None)
+            create_session(store, self._next, disk=self._disk)
+        return SessionWriter(self._root, self._next.name, disk=self._disk)
 
 
 def catches_errors(triggers: tuple[Trigger, ...]) -> bool:
@@ -321,6 +412,6 @@ def _emptied(tree: Mapping[str, Any]) -> dict[str, Any]:
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: cut(each) for key, each in value.items()}
-        return tuple(cut(each) for each in value) if isinstance(value, tuple) else value[:0]
+        return tuple(cut(each) for each in value) if isinstance(value, tuple) else value[:0].copy()
 
     return {key: cut(value) for key, value in tree.items()}

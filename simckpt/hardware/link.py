@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -295,7 +296,7 @@ class Link:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._in_use.acquire(blocking=False):
+        if not self._in_use.acquire(blocking=False) and self._is_in_use() and not self._in_use.acquire(blocking=False):
             raise LinkBusyError(
                 f"link {self.name!r} is in use by another thread, or by a call that this one has interrupted: a link "
                 "serves one call at a time",
@@ -306,12 +307,26 @@ class Link:
         finally:
             self._release()
 
+    def _is_in_use(self) -> bool:
+        """Returns whether a call has the link: an interrupt at a bad moment ends one, and leaves the link locked."""
+        calls = 0
+        for frame in sys._current_frames().values():
+            each: FrameType | None = frame
+            while each is not None:
+                calls += each.f_code in _CALLS and each.f_locals.get("self") is self
+                each = each.f_back
+        # one of them is that which asks
+        return calls > 1
+
     def _release(self) -> None:
         try:
             if not self._armed:
                 self._close()
         finally:
             self._in_use.release()
+        # disarmed meanwhile, by who found it in use
+        if not self._armed and self._connection is not None and self._in_use.acquire(blocking=False):
+            self._release()
 
     def _open(self) -> None:
         self._close()
@@ -405,6 +420,10 @@ class Link:
             keys=self.command,
         )
 
+
+_CALLS = frozenset(
+    call.__code__ for call in (Link.arm, Link.send, Link.receive, Link.receive_newest, Link.time, Link.load_state_dict)
+)
 
 register_adapter(Link, Link._state, Link.load_state_dict)
 

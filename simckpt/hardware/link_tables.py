@@ -1,58 +1,38 @@
-"""The tables of a recording; what a recorder hears of a link, commands and looks for readings, as entries of two."""
+"""What a recorder hears of a link, commands and looks for readings, as entries of two tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simckpt.hardware.columns import BOOL, COMMON, FLOAT, INT, Buffer, Form, Table, size_of
+from simckpt.hardware.columns import BOOL, COMMON, FLOAT, INT, Buffer, Form
+from simckpt.hardware.recording_messages import warn
 from simckpt.hardware.session import NOTHING, READING, TIME
 
 if TYPE_CHECKING:
     from simckpt.hardware.link import Link, Reading
-    from simckpt.hardware.recording import Recording
-
-
-PART_BYTES = 8 << 20  # that the rows of a part may have, at least 16 of them
-MOST_ROWS = 4096  # of a part
-
-
-def recorded_tables(forms: Mapping[str, Form], links: Mapping[str, LinkTables]) -> dict[str, Table]:
-    """Returns the tables of a buffer: of rows and resets, then of the commands and of the readings of all links.
-
-    Args:
-        forms: of "action", "observation" and "signals".
-        links: by their names.
-    """
-    rows = {
-        **COMMON,
-        **dict.fromkeys(("started", "finished", "wall"), (INT, ())),
-        "action": forms["action"],
-        "observation": forms["observation"],
-        "reward": (FLOAT, ()),
-        "terminated": (BOOL, ()),
-        "truncated": (BOOL, ()),
-    }
-    if forms["signals"]:
-        rows["signals"] = forms["signals"]
-    capacity = max(16, min(MOST_ROWS, PART_BYTES // size_of(rows)))
-    resets = {
-        **COMMON,
-        **dict.fromkeys(("started", "finished", "wall", "seed"), (INT, ())),
-        "seeded": (BOOL, ()),
-        "observation": forms["observation"],
-    }
-    commands = {f"commands/{name}": Table(link.command_columns, 2 * capacity) for name, link in links.items()}
-    readings = {f"readings/{name}": Table(link.reading_columns, 4 * capacity) for name, link in links.items()}
-    return {"rows": Table(rows, capacity), "resets": Table(resets, max(4, capacity // 4)), **commands, **readings}
+    from simckpt.hardware.loop_thread import LoopThread
+    from simckpt.hardware.part_buffers import PartBuffers
 
 
 class LinkTables:
-    """Writes what a link does into its two tables; the link's observer."""
+    """Writes what a link does into its two tables; the link's observer.
 
-    def __init__(self, recording: Recording, name: str, link: Link) -> None:
+    What another thread than the loop's does with the link, or a signal handler while the recorder is at work, is
+    written as soon as no row is in progress, with its own times. The session says so, for a replay cannot repeat when
+    that thread had its readings.
+
+    Args:
+        buffers: of the recording.
+        loop: the thread that may write into them.
+        name: of the link.
+        link: that it hears of.
+    """
+
+    def __init__(self, buffers: PartBuffers, loop: LoopThread, name: str, link: Link) -> None:
         self.command_columns: dict[str, Form] = {
             **COMMON,
             "sequence": (np.dtype(np.uint64), ()),
@@ -70,10 +50,13 @@ class LinkTables:
             "late": (BOOL, ()),
             "values": (FLOAT, (len(link.reading),)),
         }
-        self._recording = recording
+        self._buffers = buffers
+        self._loop = loop
         self._link = link
         self._name = name
         self._before: Any = None
+        self._told = False
+        self._asked = self._answered = 0  # calls that wait for the loop, each counted by one side alone
 
     def attach(self) -> None:
         """Has the link tell of everything; another observer is told as well."""
@@ -97,37 +80,77 @@ class LinkTables:
 
     def sent(self, link: Link, sequence: int, values: Any, monotonic: int, wall: int) -> None:
         """Takes a command."""
-        recording = self._recording
-        if self._command_count == self._command_capacity:
-            recording.turn()
-        recording.order += 1
-        table, place = self._commands, self._command_count
-        table["order"][place], table["row"][place], table["sequence"][place] = recording.order, recording.row, sequence
-        table["monotonic"][place], table["wall"][place], table["values"][place] = monotonic, wall, values
-        self._command_count = place + 1
-        self._counts[self._command_place] = place + 1
+        loop = self._loop
+        # behind those that wait, so that the order of a link's calls is kept
+        if not loop.busy and self._asked == self._answered and get_ident() == loop.ident:
+            loop.busy = True
+            try:
+                self._take_command(self._buffers.row, sequence, values, monotonic, wall)
+            except Exception as error:
+                self._buffers.spoil(f"a command of link {self._name!r} was lost: {error}")
+            finally:
+                loop.busy = False
+        else:
+            self._ask(self._take_command, sequence, values, monotonic, wall)
         if self._before is not None:
             self._before.sent(link, sequence, values, monotonic, wall)
 
     def received(self, link: Link, reading: Reading | None, monotonic: int, wall: int) -> None:
         """Takes a look for a reading, whatever it gave."""
-        self._take(READING if reading is not None else NOTHING, reading, monotonic, wall)
+        self._look(READING if reading is not None else NOTHING, reading, monotonic, wall)
         if self._before is not None:
             self._before.received(link, reading, monotonic, wall)
 
     def timed(self, link: Link, monotonic: int, wall: int) -> None:
         """Takes a look at the clock."""
-        self._take(TIME, None, monotonic, wall)
+        self._look(TIME, None, monotonic, wall)
         if self._before is not None:
             self._before.timed(link, monotonic, wall)
 
-    def _take(self, kind: int, reading: Reading | None, monotonic: int, wall: int) -> None:
-        recording = self._recording
+    def _look(self, kind: int, reading: Reading | None, monotonic: int, wall: int) -> None:
+        loop = self._loop
+        # behind those that wait, so that the order of a link's calls is kept
+        if not loop.busy and self._asked == self._answered and get_ident() == loop.ident:
+            loop.busy = True
+            try:
+                self._take_look(self._buffers.row, kind, reading, monotonic, wall)
+            except Exception as error:
+                self._buffers.spoil(f"a reading of link {self._name!r} was lost: {error}")
+            finally:
+                loop.busy = False
+        else:
+            self._ask(self._take_look, kind, reading, monotonic, wall)
+
+    def _ask(self, take: Callable[..., None], *what: Any) -> None:
+        self._asked += self._loop.ask(self._take_elsewhere, take, self._buffers.row, *what)
+
+    def _take_elsewhere(self, take: Callable[..., None], row: int, *what: Any) -> None:
+        self._answered += 1
+        if not self._told:
+            self._told = True
+            text = f"link {self._name!r} was used by another thread than the one that steps, or by a signal handler"
+            self._buffers.event("thread", text)
+            warn(f"{text}: what it does is recorded, but a replay cannot repeat when that thread had its readings")
+        take(row, *what)
+
+    def _take_command(self, row: int, sequence: int, values: Any, monotonic: int, wall: int) -> None:
+        buffers = self._buffers
+        if self._command_count == self._command_capacity:
+            buffers.turn()
+        buffers.order += 1
+        table, place = self._commands, self._command_count
+        table["order"][place], table["row"][place], table["sequence"][place] = buffers.order, row, sequence
+        table["monotonic"][place], table["wall"][place], table["values"][place] = monotonic, wall, values
+        self._command_count = place + 1
+        self._counts[self._command_place] = place + 1
+
+    def _take_look(self, row: int, kind: int, reading: Reading | None, monotonic: int, wall: int) -> None:
+        buffers = self._buffers
         if self._reading_count == self._reading_capacity:
-            recording.turn()
-        recording.order += 1
+            buffers.turn()
+        buffers.order += 1
         table, place = self._readings, self._reading_count
-        table["order"][place], table["row"][place], table["kind"][place] = recording.order, recording.row, kind
+        table["order"][place], table["row"][place], table["kind"][place] = buffers.order, row, kind
         table["received"][place], table["wall"][place] = monotonic, wall
         if reading is None:
             table["sequence"][place], table["device_time"][place] = 0, -1

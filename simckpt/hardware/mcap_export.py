@@ -13,6 +13,7 @@ import numpy as np
 
 from simckpt.errors import ConfigurationError
 from simckpt.hardware.session import READING
+from simckpt.hardware.tables import needed
 from simckpt.hardware.windows import windows
 from simckpt.storage import durable, exports
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from simckpt.storage.session_records import LinkRecord
 
 _SEQUENCE = 0xFFFFFFFF  # MCAP counts in 32 bits
+_LATEST = 2**64 - 1  # [ns] that it can hold
 
 # (time, order, topic, content, wall, sequence)
 Message = tuple[int, int, str, dict[str, Any], int, int]
@@ -31,11 +33,14 @@ def export_mcap(
 ) -> Path:
     """Writes a session as one MCAP file and returns its path; nothing is replaced.
 
+    All messages of links are in it; looks for a reading that found none are not, nor whether a reading was late.
+
     Channels: `/action`, `/observation`, `/reward` (with `terminated` and `truncated`), `/signal/<name>`, `/reset`,
     `/command/<link>`, `/reading/<link>`, `/event`, `/snapshot`. Each message has the number of its row. `log_time` is
     the wall clock at the beginning of the session plus the monotonic time since, so that messages are in order whatever
     was done to the wall clock; `publish_time` is the wall clock as it was. JSON has `null` alone for numbers that are
-    not finite. Arrays of more than one dimension are flat, with their shape in the metadata of the channel.
+    not finite. Arrays of more than one dimension are flat, with their shape in the metadata of the channel; a complex
+    number is [real, imaginary].
 
     Args:
         session: what was recorded.
@@ -107,8 +112,8 @@ def _portions(
             data = json.dumps(_plain(content), allow_nan=False, separators=(",", ":")).encode()
             writer.add_message(
                 channels[topic],
-                log_time=latest,
-                publish_time=wall,
+                log_time=min(latest, _LATEST),
+                publish_time=min(max(wall, 0), _LATEST),
                 sequence=sequence & _SEQUENCE,
                 data=data,
             )
@@ -144,26 +149,26 @@ def _messages(session: Session, start: int | None, stop: int | None) -> Iterator
 
 
 def _row_messages(rows: Mapping[str, Any] | None) -> Iterator[Message]:
-    for place, (row, order, started, finished, wall) in enumerate(
-        _lines(rows, ("row", "order", "started", "finished", "wall"))
-    ):
-        assert rows is not None
-        yield started, order, "/action", {"row": row, "action": _at(rows["action"], place)}, wall, row
+    actions, observations = needed(rows, "action", "observation")
+    signals = (rows or {}).get("signals", {})
+    names = ("row", "order", "started", "finished", "wall", "reward", "terminated", "truncated")
+    for place, (row, order, started, finished, wall, *told) in enumerate(_lines(rows, names)):
+        yield started, order, "/action", {"row": row, "action": _at(actions, place)}, wall, row
         wall += finished - started
-        told = {name: rows[name][place] for name in ("reward", "terminated", "truncated")}
-        yield finished, order, "/observation", {"row": row, "observation": _at(rows["observation"], place)}, wall, row
-        yield finished, order, "/reward", {"row": row, **told}, wall, row
-        for name, values in rows.get("signals", {}).items():
+        yield finished, order, "/observation", {"row": row, "observation": _at(observations, place)}, wall, row
+        flags = dict(zip(("reward", "terminated", "truncated"), told, strict=True))
+        yield finished, order, "/reward", {"row": row, **flags}, wall, row
+        for name, values in signals.items():
             yield finished, order, f"/signal/{name}", {"row": row, "value": _at(values, place)}, wall, row
 
 
 def _reset_messages(resets: Mapping[str, Any] | None) -> Iterator[Message]:
     names = ("row", "order", "started", "finished", "wall", "seed", "seeded", "options")
+    (observations,) = needed(resets, "observation")
     for place, each in enumerate(_lines(resets, names)):
-        assert resets is not None
         row, order, started, finished, wall, seed, seeded, options = each
         content = {"row": row, "seed": seed, "seeded": seeded, "options": options}
-        content["observation"] = _at(resets["observation"], place)
+        content["observation"] = _at(observations, place)
         yield finished, order, "/reset", content, wall + finished - started, row
 
 
@@ -193,9 +198,7 @@ def _event_messages(events: Mapping[str, Any] | None) -> Iterator[Message]:
 
 
 def _lines(table: Mapping[str, Any] | None, names: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-    if table is None:
-        return iter(())
-    return zip(*(np.asarray(table[name]).tolist() for name in names), strict=True)
+    return zip(*(np.asarray(column).tolist() for column in needed(table, *names)), strict=True)
 
 
 def _at(tree: Any, place: int) -> Any:
@@ -213,6 +216,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value).reshape(-1) if np.ndim(value) > 1 else np.asarray(value)
+        if array.dtype.kind == "c":
+            array = np.stack([array.real, array.imag], axis=-1)
         plain = array.tolist()
         if array.dtype.kind != "f" or np.isfinite(array).all():
             return plain
@@ -241,7 +246,9 @@ def _schema(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         return {"type": "string"}
     array = np.asarray(value)
-    element = {"type": _TYPES.get(array.dtype.kind, "string")}
+    element: dict[str, Any] = {"type": _TYPES.get(array.dtype.kind, "string")}
+    if array.dtype.kind == "c":
+        element = {"type": "array", "items": {"type": "number"}}
     return {"type": "array", "items": element} if array.ndim else element
 
 

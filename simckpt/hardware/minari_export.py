@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import json
 import math
@@ -14,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simckpt.errors import ConfigurationError
+from simckpt.errors import ConfigurationError, FormatError
+from simckpt.hardware.reset_arguments import UNKNOWN, options_of, seed_of
+from simckpt.hardware.tables import Array, needed
+from simckpt.state.tables import mapped
 from simckpt.storage import blocks, durable, exports, layout
-from simckpt.storage.sessions import mapped
 
 if TYPE_CHECKING:
     from simckpt.hardware.session import Session
 
-Array = np.ndarray[Any, Any]
-
+_COLUMNS = ("action", "observation", "reward", "terminated", "truncated")
 VERSION = "0.5.3"  # of Minari, whose files these are: each later one names those that it reads
 DATA, METADATA, FOLDER = "main_data.hdf5", "metadata.json", "data"
 
@@ -53,7 +55,7 @@ def export_minari(session: Session, path: str | os.PathLike[str], *, dataset: st
     under the id of the data set. Rows before the first reset begin with the observation of the first snapshot, and are
     left out where there is none; rows after a gap are left out up to the next reset. The last step of an episode that
     was cut off counts as truncated, as with Minari's own collector. Infos are not recorded. Commands and readings are
-    no part of such a data set.
+    no part of such a data set, nor are options of resets that JSON has not, and seeds of 2**63 and more.
 
     Args:
         session: what was recorded.
@@ -97,12 +99,11 @@ def _checked_id(dataset: str) -> str:
 
 def _episodes(session: Session) -> list[Episode]:
     """Returns the episodes of a session, in order; reads no observations but the first ones."""
-    tables = session.read(["rows/row", "rows/terminated", "rows/truncated", "resets"])
-    rows, resets = tables.get("rows", {}), tables.get("resets", {})
-    numbers = np.asarray(rows.get("row", ()), np.int64)
+    rows = session.read(["rows/row", "rows/terminated", "rows/truncated"]).get("rows")
+    numbers, terminated, truncated = needed(rows, "row", "terminated", "truncated")
     if not len(numbers):
         return []
-    ended = numbers[rows["terminated"] | rows["truncated"]] + 1
+    ended = numbers[terminated | truncated] + 1
     before_gaps = numbers[:-1][np.diff(numbers) > 1] + 1
     begun: dict[int, Episode] = {}
     first = next((each for each in session.snapshots if each.row in numbers[:1]), None)
@@ -110,13 +111,13 @@ def _episodes(session: Session) -> list[Episode]:
         observation = session.snapshot(first)["observation"]
         if observation is not None:
             begun[int(numbers[0])] = Episode(int(numbers[0]), 0, observation)
-    for place, row in enumerate(np.asarray(resets.get("row", ()), np.int64).tolist()):
-        # of several resets before one row the last one counts
-        seed = int(resets["seed"][place]) if resets["seeded"][place] else None
-        text = str(resets["options"][place])
-        options = json.loads(text) if text and text != "?" else None
-        first_seen = mapped(lambda array, place=place: array[place], resets["observation"])
-        begun[row] = Episode(row, 0, first_seen, seed, options)
+    for tables in session.chunks(["resets"]):
+        first_seen, *columns = needed(tables.get("resets"), "observation", "row", "seed", "seeded", "options")
+        for place, (row, seed, seeded, text) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+            # of several resets before one row the last one counts
+            options = None if text == UNKNOWN else options_of(text)
+            seen = mapped(lambda array, place=place: array[place], first_seen)
+            begun[row] = Episode(row, 0, seen, seed_of(text, seed, seeded=seeded), options)
     stops = sorted({*begun, *ended.tolist(), *before_gaps.tolist(), int(numbers[-1]) + 1})
     known = set(numbers.tolist())
     # a reset at the end has no rows yet
@@ -143,10 +144,11 @@ def _write_data(disk: durable.Disk, path: Path, session: Session, episodes: list
 
 def _attributes(number: int, episode: Episode) -> layout.Attributes:
     found: list[tuple[str, str | int]] = [("id", number), ("total_steps", episode.stop - episode.start)]
-    if episode.seed is not None:
+    if episode.seed is not None and 0 <= episode.seed < 2**63:
         found.append(("seed", episode.seed))
     if episode.options is not None:
-        found.append(("options", json.dumps(episode.options)))
+        with contextlib.suppress(TypeError, ValueError):
+            found.append(("options", json.dumps(episode.options)))
     return tuple(found)
 
 
@@ -167,19 +169,27 @@ class _Columns:
 
 
 def _arrays(session: Session, episode: Episode) -> dict[str, Array]:
-    rows = session.read(["rows"], start=episode.start, stop=episode.stop)["rows"]
-    observations = mapped(
-        lambda first, others: np.concatenate([np.asarray(first)[None].astype(others.dtype), others]),
-        episode.observation,
-        rows["observation"],
-    )
-    truncated = rows["truncated"].copy()
-    truncated[-1] |= not rows["terminated"][-1]
+    rows = session.read(["rows"], start=episode.start, stop=episode.stop).get("rows")
+    actions, seen, rewards, terminated, truncated = needed(rows, *_COLUMNS)
+    try:
+        observations = mapped(
+            lambda first, others: np.concatenate([np.asarray(first)[None].astype(others.dtype), others]),
+            episode.observation,
+            seen,
+        )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ConfigurationError(
+            f"session {session.name!r} has no episode from row {episode.start} on that Minari can hold: the first "
+            f"observation is another than the next ones ({error})",
+            keys=["observation"],
+        ) from error
+    truncated = truncated.copy()
+    truncated[-1] |= not terminated[-1]
     return {
         **_named("observations", observations),
-        **_named("actions", rows["action"]),
-        "rewards": rows["reward"],
-        "terminations": rows["terminated"],
+        **_named("actions", actions),
+        "rewards": rewards,
+        "terminations": terminated,
         "truncations": truncated,
     }
 
@@ -199,11 +209,17 @@ def _named(path: str, tree: Any) -> dict[str, Array]:
 
 
 def _metadata(session: Session, dataset: str, episodes: list[Episode], size: int) -> dict[str, Any]:
-    columns = session.read(["rows/observation", "rows/action"], start=episodes[0].start, stop=episodes[0].start + 1)
-    spaces = {
-        f"{kind}_space": json.dumps(_space(session.spaces.get(kind), columns["rows"][kind]))
-        for kind in ("observation", "action")
-    }
+    start = episodes[0].start
+    columns = session.read(["rows/observation", "rows/action"], start=start, stop=start + 1)
+    try:
+        spaces = {
+            f"{kind}_space": json.dumps(_space(session.spaces.get(kind), columns["rows"][kind]))
+            for kind in ("observation", "action")
+        }
+    except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise FormatError(
+            f"session {session.name!r}: its record describes spaces that its rows are not of: {error!r}"
+        ) from error
     facts = {
         "total_episodes": len(episodes),
         "total_steps": sum(each.stop - each.start for each in episodes),

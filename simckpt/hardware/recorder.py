@@ -19,14 +19,16 @@ from simckpt import provenance
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StoreError
 from simckpt.hardware.link import Link, links_of
-from simckpt.hardware.recording import Recording, Settings, Signals
-from simckpt.hardware.triggers import Trigger
+from simckpt.hardware.recording import Recording, Signals, forms_of
+from simckpt.hardware.recording_messages import Settings
+from simckpt.hardware.triggers import Trigger, checked_triggers
 from simckpt.run import Run
 from simckpt.sim import register_adapter, register_stateless
 from simckpt.storage import StoreFiles, names
+from simckpt.storage.session_ending import remove_session
 from simckpt.storage.session_records import LinkRecord, OriginRecord, SessionRecord
-from simckpt.storage.session_writing import create_session, remove_session
-from simckpt.storage.sessions import session_names
+from simckpt.storage.session_writing import create_session
+from simckpt.storage.sessions import read_session, session_names
 from simckpt.store import Store
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
     Every action, observation, reward, command and reading goes into the session with its times, and at intervals the
     whole state of the env. Another process writes, about a second at a time: no step waits for a disk, and if the
     program is killed the rows up to that step are in the session. A disk that refuses is warned of once
-    (`RecordingWarning`); the loop goes on.
+    (`RecordingWarning`); the loop goes on. So it does where something cannot be recorded, such as a signal that raises:
+    the session has an event that tells the row, and a snapshot behind it, from which a replay goes on.
 
     ```python
     env = Recorder(env, "experiments", origin=run)
@@ -54,6 +57,12 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
     Captured with a run, a recorder is a wrapper like any other: what it has recorded is no state. When a state is
     restored into its env, the session notes that, and takes a snapshot.
 
+    One thread at a time steps and resets the env. `note`, `trigger`, `snapshot` and `close` may be called by any
+    thread and by signal handlers; from there, or within a step, they act once that step is done, and before the next
+    one. A loop that hangs makes no next one: that is what a `Watchdog` is for. If another thread than the loop's uses a
+    link, as one does that receives all the time, what it sends and receives is recorded, but a replay cannot repeat
+    when it did so, and says it: for an exact replay let the step call `link.receive_newest()`.
+
     Args:
         env: what to record; links to devices are found in it and its wrappers.
         store: where to, or its path.
@@ -61,15 +70,18 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         origin: the checkpoint that is driving, which is not pruned while the session is there; or a run, whose newest
             one is meant.
         snapshot_every: between two snapshots [s]; None for none, then nothing can be played again.
-        part_seconds: how long a part lasts at most [s]: what may be lost when all processes are killed at once.
+        part_seconds: how long a part lasts [s]. If all processes are killed at once, what is lost is at most that,
+            0.2 s, and the time that the disk takes to write a part.
         ring: how much of the past a trigger keeps [s]; None to write all of it.
         after: how long to go on after a trigger [s].
         triggers: `OnError()`, `OutOfRange(...)`, `Watchdog(...)`; without a ring they are noted as events.
-        signals: {name: function of the env and the step's info} that returns numbers to record, of one size.
+        signals: {name: function of the env and the step's info} that returns numbers to record, of one size. A row
+            whose signals cannot be had is not recorded.
         links: in place of those that are found.
 
     Raises:
-        ConfigurationError: arguments that make no sense, observations or actions without a fixed size, or a closed env.
+        ConfigurationError: arguments that make no sense, such as a trigger that can never fire; observations or actions
+            without a fixed size, or an env that has a recorder already.
         UnsupportedStateError: the env cannot be captured; `snapshot_every=None` records it all the same.
         ConflictError: there is a session of that name, or the origin is being pruned.
         StorageError: the session cannot be written, or another process could not be started.
@@ -83,7 +95,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         *,
         origin: Checkpoint | Run | None = None,
         snapshot_every: float | None = 10.0,
-        part_seconds: float = 1.0,
+        part_seconds: float = 0.5,
         ring: float | None = None,
         after: float = 0.0,
         triggers: Sequence[Trigger] = (),
@@ -91,23 +103,33 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         links: Mapping[str, Link] | None = None,
     ) -> None:
         super().__init__(env)
-        settings = _checked(Settings(snapshot_every, part_seconds, ring, after, tuple(triggers)))
+        _check_env(env)
+        signals = _checked_functions(signals or {})
+        found = links_of(env) if links is None else _checked_links(links)
+        checked = checked_triggers(
+            triggers,
+            forms=forms_of(env),
+            signals=signals,
+            links={each: link.reading for each, link in found.items() if link.reading},
+        )
+        settings = _checked(Settings(snapshot_every, part_seconds, ring, after, checked))
         files = (store if isinstance(store, Store) else Store(store)).made()
-        found = links_of(env) if links is None else dict(links)
-        record = _record(env, files, name, origin, settings, signals or {}, found)
-        if ring is None:
-            create_session(files, record)
+        record = _record(env, files, name, origin, settings, signals, found)
         # the attributes of an env are state; what is not lies in these two
         try:
-            self._recording = Recording(env, files.path, record, settings, signals=signals or {}, links=found)
+            if ring is None:
+                create_session(files, record)
+            self._recording = Recording(env, files.path, record, settings, signals=signals, links=found)
         except BaseException:
             if ring is None:
+                # the name is not used up, unless it was somebody else's
                 with contextlib.suppress(StoreError):
-                    remove_session(files.path, record.name)
+                    if read_session(files.path, record.name).id == record.id:
+                        remove_session(files.path, record.name)
             raise
         self._restores = Restores(self._recording)
         # a program that ends without closing it has not been killed
-        self._recording.at_exit = weakref.finalize(self, self._recording.close, "closed", "the program ended")
+        self._recording.at_exit = weakref.finalize(self, self._recording.close_at_exit)
 
     @property
     def session(self) -> Session:
@@ -125,7 +147,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         return self._recording.row
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps the env, and takes the row."""
+        """Steps the env, and takes the row; raises RecorderBusyError if another thread is in a step or reset."""
         recording = self._recording
         if not recording.active:
             return self.env.step(action)
@@ -139,21 +161,21 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets the env, and takes note of that."""
+        """Resets the env, and takes note of that; raises RecorderBusyError as `step` does."""
         recording = self._recording
         if not recording.active:
             return self.env.reset(seed=seed, options=options)
         begun = recording.begin_reset(seed, options)
         try:
-            observation, info = self.env.reset(seed=seed, options=options)
+            result = self.env.reset(seed=seed, options=options)
         except BaseException as error:
             recording.failed(error, "reset")
             raise
-        recording.end_reset(begun, seed, observation)
-        return observation, info
+        recording.end_reset(begun, result)
+        return result
 
     def snapshot(self, reason: str = "asked for") -> None:
-        """Takes a snapshot now, between two steps.
+        """Takes a snapshot now, or, if a step is in progress or this is another thread, before the next step.
 
         Raises:
             ConfigurationError: `snapshot_every` is None.
@@ -170,6 +192,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def end_session(self, how: str = "closed", text: str = "") -> None:
         """Ends the session once all of it is on the disk; the env goes on, and nothing more is recorded.
+
+        A recording process that says nothing for 60 s is warned of, and left to end the session by itself.
 
         Args:
             how: "closed" or "error".
@@ -188,7 +212,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         error = exception[1] if len(exception) > 1 else None
         if isinstance(error, Exception):
             told = traceback.format_exception_only(error)
-            self.end_session("error", "".join(told).strip())
+            self._recording.close("error", "".join(told).strip(), error)
         self.close()
         return False
 
@@ -209,6 +233,37 @@ register_stateless(Recording)
 register_adapter(Restores, lambda restores: {}, lambda restores, _: restores.noted())
 
 
+def _check_env(env: Any) -> None:
+    inner = env
+    while isinstance(inner, gym.Wrapper):
+        if isinstance(inner, Recorder):
+            raise ConfigurationError(
+                f"the env has a recorder already, that of session {inner.session_name!r}: one records all of it",
+                keys=["env"],
+            )
+        inner = inner.env
+
+
+def _checked_functions(signals: Any) -> Signals:
+    if not isinstance(signals, Mapping) or not all(isinstance(name, str) and name for name in signals):
+        raise ConfigurationError(f"signals= is a dict of functions by their names, got {signals!r}", keys=["signals"])
+    for name, function in signals.items():
+        if not callable(function):
+            raise ConfigurationError(
+                f"the signal {name!r} is a function of the env and the step's info, got {function!r}", keys=["signals"]
+            )
+    return dict(signals)
+
+
+def _checked_links(links: Any) -> dict[str, Link]:
+    if not isinstance(links, Mapping) or not all(isinstance(link, Link) for link in links.values()):
+        raise ConfigurationError(f"links= is a dict of links by their names, got {links!r}", keys=["links"])
+    for name in links:
+        if not isinstance(name, str) or not name or "/" in name or "%" in name:
+            raise ConfigurationError(f"the name of a link is a text without '/' and '%', got {name!r}", keys=["links"])
+    return dict(links)
+
+
 def _checked(settings: Settings) -> Settings:
     limits = {
         "snapshot_every": (settings.snapshot_every, 0.0),
@@ -217,7 +272,7 @@ def _checked(settings: Settings) -> Settings:
         "after": (settings.after, -1.0),
     }
     for key, (value, least) in limits.items():
-        if value is not None and not least < value < 1e6:
+        if value is not None and not (isinstance(value, int | float) and least < value < 1e6):
             raise ConfigurationError(f"{key}= is a number of seconds, got {value!r}", keys=[key])
     if settings.after < 0 or (settings.after and settings.ring is None):
         raise ConfigurationError(

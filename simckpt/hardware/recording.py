@@ -1,68 +1,52 @@
-"""The recorder's end of a recording: what the loop's thread does at each step, and nothing that could keep it waiting.
+"""What a recorder does at each step: it takes the row, and has snapshots on their way, in the thread of the loop.
 
-A step copies its values into memory that the recording process maps. About once a second a full buffer is handed over
-by a message of a few bytes, and another one is taken. The number of rows in a buffer is set last, so that a recorder
-that is killed leaves whole rows.
+Nothing here waits for a disk, and nothing raises because something cannot be recorded: that is warned of once, an event
+of the session tells which row it was, and a snapshot comes next, from which a replay goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import mmap
 import os
-import select
+import sys
 import time
-import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from simckpt import state
-from simckpt.errors import ConfigurationError, RecordingWarning, SimckptError, StorageError
-from simckpt.hardware import columns
+from simckpt.errors import ConfigurationError
+from simckpt.hardware import columns, reset_arguments
 from simckpt.hardware.channel import pack
-from simckpt.hardware.columns import FIRST_ROW, SERIAL, STARTED, STOPPED, Buffer, Form, Layout
-from simckpt.hardware.link_tables import LinkTables, recorded_tables
-from simckpt.hardware.recording_child import Child
-from simckpt.hardware.session import UNKNOWN_OPTIONS
-from simckpt.hardware.triggers import Trigger, trigger_to_json
+from simckpt.hardware.link_tables import LinkTables
+from simckpt.hardware.loop_thread import LoopThread
+from simckpt.hardware.part_buffers import PartBuffers
+from simckpt.hardware.recording_messages import OUTBOX, RecordingProcess, Settings, warn
+from simckpt.hardware.triggers import check_sizes
 from simckpt.sim import EnvHandle
 from simckpt.storage.session_records import SessionRecord
 
 if TYPE_CHECKING:
     from simckpt.hardware.link import Link
 
-BUFFERS = 4  # parts that may be on their way; the recording process copies them at once
-OUTBOX = 64 << 20  # [bytes] that may wait for the recording process
-_STARTING = 60.0  # [s] for the recording process to begin
-_TEXT = 2000  # [characters] of an event
+_NEVER = 2**63 - 1
+_TROUBLES = 100  # snapshots after something went wrong that are taken at once; then one each second
+_SECOND = 1_000_000_000  # [ns]
+_TOLD = 100  # causes that are warned of
 
 Signals = Mapping[str, Callable[[Any, Mapping[str, Any]], Any]]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a recorder records; see `Recorder`."""
-
-    snapshot_every: float | None = 10.0
-    part_seconds: float = 1.0
-    ring: float | None = None
-    after: float = 0.0
-    triggers: tuple[Trigger, ...] = ()
 
 
 class Recording:
     """One recording; a resource for those who capture the env that it belongs to.
 
     Attributes:
-        row: the number of the next row.
-        order: how many things were recorded so far.
         active: whether it still records.
         root: the store's folder.
         name: of the session.
+        process: that writes.
         at_exit: closes it when the program ends.
 
     Args:
@@ -90,391 +74,396 @@ class Recording:
         links: Mapping[str, Link],
     ) -> None:
         self.root, self.name = root, record.name
-        self.row = 0
         self.active = True
+        self._closed = False
         self.at_exit: weakref.finalize[Any, Any] | None = None
         self._env = env
-        self._settings = settings
+        self._triggers = settings.triggers
         self._signals = dict(signals)
         self._handle = None if settings.snapshot_every is None else EnvHandle(env)
-        self._part_ns = round(settings.part_seconds * 1e9)
         self._snapshot_ns = 0 if settings.snapshot_every is None else round(settings.snapshot_every * 1e9)
-        self._snapshot_due = 0 if self._handle is not None else 2**63 - 1
-        self._snapshot_reason = "start"
+        self._snapshot_due, self._snapshot_reason = (0 if self._handle is not None else _NEVER), "start"
         self._sent_models: set[str] = set()
-        self._observation: Any = None
-        self.order = 0
-        self._serial = 0
-        self._generation = 0
-        self._in_step = False
-        self._rows = self._resets = 0
-        self._part_end = 0
-        self._columns: dict[str, Form] = {
-            "action": columns.form_of_space(env.action_space, "the action"),
-            "observation": columns.form_of_space(env.observation_space, "the observation"),
-            "signals": {},
-        }
-        self._links = {name: LinkTables(self, name, link) for name, link in links.items()}
-        self._firsts: dict[str, int] = {}
-        self._free: list[int] = []
-        self._memory: mmap.mmap | None = None
-        self._child = Child()
-        self._channel = self._child.channel
+        self._troubles = self._next_trouble = 0
+        self._told: set[str] = set()
+        self._unrecorded = range(0)  # rows one after the other, of which the event tells the first
+        self._failed_with = 0  # the id of the last exception that was taken note of
+        self._last_exception = _last_exception()
+        forms = forms_of(env)
+        forms |= {"reset observation": forms["observation"], "signals": {}}
+        self.process = RecordingProcess(self._process_gone)
+        self._buffers = buffers = PartBuffers(self.process, forms, settings.part_seconds, self._want_after_trouble)
+        self._loop = LoopThread(self._lost_of_others)
+        buffers.links.update({name: LinkTables(buffers, self._loop, name, link) for name, link in links.items()})
         try:
-            self._begin(root, record)
-            self._allocate()
-            self._next_buffer()
+            self.process.begin(root, record, settings)
+            buffers.begin()
         except BaseException:
             self.active = False
-            self._child.end()
+            self.process.end()
             raise
-        for link_tables in self._links.values():
+        for link_tables in buffers.links.values():
             link_tables.attach()
         _recordings.add(self)
+
+    @property
+    def row(self) -> int:
+        """The number of the next row."""
+        return self._buffers.row
 
     # what the loop's thread does at each step
 
     def begin(self, action: Any) -> None:
-        """Notes that a step begins."""
-        now = time.monotonic_ns()
-        if now >= self._snapshot_due:
-            self.snapshot(self._snapshot_reason)
-        if self._channel.waiting:
-            self._flush()
-        if not columns.put(self._action, self._rows, action):
-            self._change({"action": columns.form_of(action, "the action")})
-            columns.put(self._action, self._rows, action)
-        self.order += 1
-        place = self._rows
-        self._row_order[place] = self.order
-        self._row_wall[place] = time.time_ns()
-        self._in_step = True
-        self._row_started[place] = time.monotonic_ns()
+        """Notes that a step begins; raises RecorderBusyError if another thread is in one."""
+        buffers, loop = self._buffers, self._loop
+        # the ordinary case without the call, which is as long as all that follows
+        if get_ident() == loop.ident and not loop.asked and loop.acquire(False):
+            loop.busy = True
+        elif not loop.enter():
+            self._interrupted()
+        try:
+            if not self.active:
+                return
+            if time.monotonic_ns() >= self._snapshot_due:
+                self._snapshot(self._snapshot_reason)
+            if self.process.channel.waiting:
+                self.process.flush()
+            buffers.spoilt, buffers.in_step, buffers.place = None, True, buffers.rows
+            if not columns.put(buffers.action, buffers.rows, action):
+                buffers.put("action", action)
+            buffers.order += 1
+            place = buffers.rows
+            buffers.row_order[place] = buffers.order
+            buffers.row_wall[place] = time.time_ns()
+            buffers.row_started[place] = time.monotonic_ns()
+        except Exception as error:
+            buffers.spoilt, buffers.in_step = _why(error), True
+        except BaseException:
+            self._lose_row("it was interrupted", None)
+            loop.leave()
+            raise
+        finally:
+            loop.busy = False
 
-    def end(self, result: tuple[Any, Any, bool, bool, dict[str, Any]]) -> None:
+    def end(self, result: Any) -> None:
         """Takes the row that is complete now."""
         finished = time.monotonic_ns()
-        observation, reward, terminated, truncated, info = result
-        if not columns.put(self._observations, self._rows, observation):
-            self._change({"observation": columns.form_of(observation, "the observation")})
-            columns.put(self._observations, self._rows, observation)
-        if self._signals:
-            self._put_signals(info)
-        place = self._rows
-        self._row_finished[place] = finished
-        self._row_reward[place] = reward
-        self._row_terminated[place] = terminated
-        self._row_truncated[place] = truncated
-        self._row_row[place] = self.row
-        self._observation = observation
-        self._in_step = False
-        self.row += 1
-        self._rows = place + 1
-        self._head[STOPPED] = finished
-        self._counts[0] = place + 1
-        if finished >= self._part_end or self._rows == self._capacity:
-            self.turn()
+        buffers, loop = self._buffers, self._loop
+        loop.busy = True
+        begun = buffers.in_step
+        try:
+            if begun and buffers.spoilt is None:
+                observation, reward, terminated, truncated, info = result
+                if not columns.put(buffers.observation, buffers.rows, observation):
+                    buffers.put("observation", observation)
+                if self._signals:
+                    self._put_signals(info)
+                place = buffers.rows
+                buffers.row_reward[place] = reward if type(reward) is float else columns.number(reward, "the reward")
+                buffers.row_terminated[place] = terminated if type(terminated) is bool else _flag(terminated)
+                buffers.row_truncated[place] = truncated if type(truncated) is bool else _flag(truncated)
+                # by then links may have lost something of it
+                if buffers.spoilt is None:
+                    buffers.row_is_whole(finished)
+        except Exception as error:
+            buffers.spoilt = _why(error)
+        except BaseException:
+            self._lose_row("it was interrupted", result)
+            raise
+        finally:
+            if buffers.in_step or buffers.spoilt is not None or loop.asked or self._unrecorded or not begun:
+                self._end_oddly(result)
+            else:
+                loop.busy = False
+                loop.release()
+
+    def _end_oddly(self, result: Any) -> None:
+        buffers = self._buffers
+        try:
+            if buffers.in_step:
+                self._lose_row(buffers.spoilt or "it was interrupted", result)
+            elif buffers.spoilt is not None:
+                why, buffers.spoilt = buffers.spoilt, None
+                self._lost_of_others(why)
+            elif self._unrecorded:
+                self._note_unrecorded()
+        finally:
+            self._loop.leave()
 
     def failed(self, error: BaseException, where: str) -> None:
-        """Notes that `step` or `reset` has raised, and hands over what there is."""
-        self._in_step = False
-        reason = f"{where} raised {type(error).__name__}: {error}"
-        self._event("error", reason)
-        self.turn()
-        self.want_snapshot("error")  # what has become of the env is not known: a replay goes on from there
-        self._trigger(reason, error=isinstance(error, Exception))
+        """Notes that `step` or `reset` has raised; raises nothing itself."""
+        buffers = self._buffers
+        self._loop.busy = True
+        try:
+            buffers.in_step, buffers.spoilt = False, None
+            if self.active:
+                self._note_unrecorded()
+                reason = f"{where} raised {type(error).__name__}: {error}"
+                buffers.event("error", reason)
+                self._want_after_trouble("error")  # what has become of the env is not known
+                self._failed_with = id(error)
+                self.process.trigger(buffers.row, reason, error=isinstance(error, Exception))
+        except Exception as own:
+            with contextlib.suppress(Exception):
+                self._tell(f"an exception of {where} was not recorded: {_why(own)}")
+        finally:
+            with contextlib.suppress(Exception):
+                self._loop.leave()
 
-    def begin_reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[int, int, int]:
-        """Returns what `end_reset` needs."""
-        if options is not None:
-            self._send({"options": [self._firsts["resets"] + self._resets, _options_text(options)]})
-        self.order += 1
-        return self.order, time.monotonic_ns(), time.time_ns()
+    def begin_reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[int, int, int, int | None, str]:
+        """Returns what `end_reset` needs; raises RecorderBusyError if another thread is in a step."""
+        buffers = self._buffers
+        if not self._loop.enter():
+            self._interrupted()
+        text: str | None = ""
+        try:
+            self._note_unrecorded()
+            # the env may change them
+            text = reset_arguments.to_text(seed, options)
+            if text is None:
+                buffers.event("unrecorded", "the options of the reset before this row cannot be recorded")
+                self._want_after_trouble()
+                self._tell(
+                    f"the options of the reset before row {buffers.row} cannot be recorded; a replay passes over it: "
+                    f"{str(options)[:200]}"
+                )
+            buffers.order += 1
+        except Exception as error:
+            self._tell(f"row {buffers.row}: {_why(error)}")
+        except BaseException:
+            self._loop.leave()
+            raise
+        finally:
+            self._loop.busy = False
+        text = reset_arguments.UNKNOWN if text is None else text
+        return buffers.order, time.monotonic_ns(), time.time_ns(), seed, text
 
-    def end_reset(self, begun: tuple[int, int, int], seed: int | None, observation: Any) -> None:
+    def end_reset(self, begun: tuple[int, int, int, int | None, str], result: Any) -> None:
         """Takes a reset that is complete now."""
-        if not columns.put(self._reset_observations, self._resets, observation):
-            self._change({"observation": columns.form_of(observation, "the observation")})
-            columns.put(self._reset_observations, self._resets, observation)
-        table, place = self._reset_columns, self._resets
-        table["order"][place], table["started"][place], table["wall"][place] = begun
-        table["row"][place] = self.row
-        table["finished"][place] = finished = time.monotonic_ns()
-        table["seeded"][place] = seed is not None
-        table["seed"][place] = -1 if seed is None or seed >= 2**63 else seed
-        self._observation = observation
-        self._resets = place + 1
-        self._head[STOPPED] = finished
-        self._counts[1] = place + 1
-        if finished >= self._part_end or self._resets == self._reset_capacity:
-            self.turn()
+        buffers = self._buffers
+        self._loop.busy = True
+        try:
+            if self.active:
+                order, started, wall, seed, text = begun
+                buffers.take_reset((order, started, wall), seed, text, result[0])
+        except Exception as error:
+            buffers.event("unrecorded", f"the reset before row {buffers.row} was not recorded: {_why(error)}")
+            self._want_after_trouble()
+            self._tell(f"the reset before row {buffers.row} was not recorded: {_why(error)}")
+        finally:
+            self._loop.leave()
+
+    def _put_signals(self, info: Any) -> None:
+        values = {}
+        for name, read in self._signals.items():
+            try:
+                values[name] = read(self._env, info)
+            except Exception as error:
+                raise ConfigurationError(f"signal {name!r} raised {type(error).__name__}: {error}") from error
+        buffers = self._buffers
+        if not columns.put(buffers.tables["rows"].get("signals"), buffers.rows, values):
+            buffers.put("signals", values)
+            for text in check_sizes(self._triggers, values):
+                self._tell(text)
+
+    # what went wrong
+
+    def _lose_row(self, why: str, result: Any) -> None:
+        """Passes over the row in progress, whose number is used up, and tells why."""
+        buffers = self._buffers
+        buffers.settle()
+        if not buffers.in_step:
+            # it was taken all the same
+            return
+        row, observation = buffers.row, None
+        with contextlib.suppress(Exception):
+            observation = state.copy_tree(result[0])
+        buffers.skip_row(observation)
+        if row == self._unrecorded.stop and len(self._unrecorded):
+            self._unrecorded = range(self._unrecorded.start, row + 1)
+        else:
+            self._note_unrecorded()
+            self._unrecorded = range(row, row + 1)
+            buffers.event("unrecorded", f"row {row} was not recorded: {why}", row=row)
+        self._want_after_trouble()
+        self._tell(f"row {row} was not recorded: {why}", about=why.partition(":")[0])
+
+    def _interrupted(self) -> None:
+        """Notes that a step or reset began, and that nobody has told how it ended."""
+        if self._buffers.in_step:
+            self._lose_row("it was interrupted", None)
+        elif self.active:
+            self._lost_of_others("a call of the env was interrupted")
+
+    def _note_unrecorded(self) -> None:
+        """Tells of the rows after the one that an event has told."""
+        rows, self._unrecorded = self._unrecorded, range(0)
+        if len(rows) > 1:
+            text = f"rows {rows.start + 1} to {rows.stop - 1} were not recorded either"
+            self._buffers.event("note", text, row=rows.start + 1)
+
+    def _lost_of_others(self, text: str) -> None:
+        self._buffers.spoil(text)
+        self._tell(f"row {self.row}: lost: {text}", about=text)
+
+    def _tell(self, text: str, *, about: str | None = None) -> None:
+        """Warns, once of each cause."""
+        about = text if about is None else about
+        if about not in self._told and len(self._told) < _TOLD:
+            self._told.add(about)
+            warn(text)
+
+    def _process_gone(self, error: BaseException) -> None:
+        if self.active:
+            self.active = False
+            self._detach()
+            warn(f"the recording process is gone, and nothing more is recorded from row {self.row} on: {error}")
+
+    # snapshots
 
     def snapshot(self, reason: str) -> None:
-        """Captures the env and sends that on its way; what cannot be captured is warned of, and noted."""
+        """Takes a snapshot, now if this is the loop's thread and no step is in progress, else before the next one."""
         if self._handle is None:
             raise ConfigurationError(
                 "this recorder takes no snapshots: snapshot_every is None", keys=["snapshot_every"]
             )
-        if not self.active:
-            return
+        if self.active:
+            if self._loop.may_act():
+                try:
+                    self._snapshot(reason)
+                finally:
+                    self._loop.leave()
+            else:
+                self.want_snapshot(reason)
+
+    def want_snapshot(self, reason: str) -> None:
+        """Has the next step begin with a snapshot; any thread may call this."""
+        if self._handle is not None:
+            self._snapshot_reason, self._snapshot_due = reason, 0
+
+    def _want_after_trouble(self, reason: str = "unrecorded") -> None:
+        """Wants a snapshot, but not at each step where each goes wrong."""
+        now = time.monotonic_ns()
+        self._troubles += 1
+        if self._troubles <= _TROUBLES or now >= self._next_trouble:
+            self._next_trouble = now + _SECOND
+            self.want_snapshot(reason)
+        elif self._handle is not None and self._next_trouble < self._snapshot_due:
+            self._snapshot_reason, self._snapshot_due = reason, self._next_trouble
+
+    def _snapshot(self, reason: str) -> None:
+        """Captures the env and sends that on its way; what cannot be captured is warned of, and noted."""
+        buffers, handle = self._buffers, self._handle
+        assert handle is not None
         now, wall = time.monotonic_ns(), time.time_ns()
         self._snapshot_due, self._snapshot_reason = now + self._snapshot_ns, "interval"
-        self.order += 1
         try:
-            captured = self._handle.capture()
-            models = self._handle.models
-            encoded = pack(state.encode({"env": captured, "observation": self._observation}))
-        except SimckptError as error:
-            self._warn(f"no snapshot before row {self.row}: {error}")
-            self._event("lost", f"no snapshot: {error}")
+            captured = handle.capture()
+            models = handle.models
+            encoded = pack(state.encode({"env": captured, "observation": buffers.newest_observation()}))
+            fields = {digest: pack(state.encode(models[digest])) for digest in models.keys() - self._sent_models}
+        except Exception as error:
+            self._no_snapshot(_why(error))
             return
-        if self._channel.waiting > OUTBOX:
-            self._warn(f"no snapshot before row {self.row}: the recording process is too slow")
-            self._event("lost", "no snapshot: the recording process is too slow")
+        if self.process.channel.waiting > OUTBOX:
+            self._sent_models &= models.keys()
+            self._no_snapshot("the recording process is too slow")
             return
-        for digest in models.keys() - self._sent_models:
-            fields = pack(state.encode(models[digest]))
-            self._send({"model": {"digest": digest, "form": fields.form}}, fields.parts)
-            self._sent_models.add(digest)
+        self._note_unrecorded()
+        for digest, each in fields.items():
+            self.process.send({"model": {"digest": digest, "form": each.form}}, each.parts)
+        # the recording process lets go of models that no snapshot needs
+        self._sent_models = set(models)
+        buffers.order += 1
         message = {
-            "row": self.row,
-            "order": self.order,
+            "row": buffers.row,
+            "order": buffers.order,
             "monotonic": now,
             "wall": wall,
             "reason": reason,
             "models": sorted(models),
             "form": encoded.form,
         }
-        self._send({"snapshot": message}, encoded.parts)
+        self.process.send({"snapshot": message}, encoded.parts)
 
-    def want_snapshot(self, reason: str) -> None:
-        """Has the next step begin with a snapshot."""
-        if self._handle is not None:
-            self._snapshot_due, self._snapshot_reason = 0, reason
+    def _no_snapshot(self, why: str) -> None:
+        self._buffers.event("no snapshot", why)
+        self._tell(f"no snapshot before row {self.row}: {why}", about=f"no snapshot: {why}")
+
+    # what any thread or signal handler may ask for
 
     def note(self, kind: str, text: str) -> None:
         """Notes an event."""
-        if self.active:
-            self._event(kind, text)
+        self._ask(self._note, self.row, kind, text, time.monotonic_ns(), time.time_ns())
 
     def trigger(self, reason: str) -> None:
-        """Hands over what there is, and has a ring keep it."""
-        if self.active:
-            self.turn()
-            self._trigger(reason, error=False)
+        """Has a ring keep what there is."""
+        self._ask(self._trigger, self.row, reason, time.monotonic_ns())
 
-    def close(self, how: str, text: str) -> None:
-        """Ends the recording, and waits until all of it is on the disk."""
+    def _note(self, row: int, kind: str, text: str, monotonic: int, wall: int) -> None:
+        self._buffers.order += 1
+        self.process.event(self._buffers.order, row, kind, text, monotonic=monotonic, wall=wall)
+
+    def _trigger(self, row: int, reason: str, monotonic: int) -> None:
+        self.process.trigger(row, reason, monotonic=monotonic)
+
+    def _ask(self, function: Callable[..., None], *arguments: Any) -> None:
+        if self.active:
+            self._loop.ask(function, *arguments)
+            if self._loop.may_act():
+                self._loop.leave()
+
+    # the end
+
+    def close(self, how: str, text: str, error: BaseException | None = None) -> None:
+        """Ends the recording, and waits until all of it is on the disk, as long as the recording process gets on.
+
+        Args:
+            how: "closed" or "error".
+            text: for people.
+            error: that ends it; keeps a ring if `OnError` is among the triggers.
+        """
         if self.at_exit is not None:
             self.at_exit.detach()
+        if self.active:
+            self._loop.close(self._close, how, text, error)
+        elif not self._closed:
+            # the recording process was gone before
+            self._closed = True
+            self.process.end()
+
+    def _close(self, how: str, text: str, error: BaseException | None) -> None:
+        if not self.active:
+            return
+        self.active, self._closed = False, True
         self._detach()
+        buffers = self._buffers
+        # a row in progress is not whole, and never will be
+        buffers.in_step = False
         try:
-            if self.active:
-                self._hand_over(last=True)
-                self._channel.send({"close": {"how": how, "text": text[:_TEXT]}})
-                self._wait_for("closed", None)
-        except OSError as error:
-            self._warn(f"the recording process ended before the session was closed: {error}")
+            self._note_unrecorded()
+            buffers.hand_over_last()
+            if error is not None and id(error) != self._failed_with:
+                self.process.trigger(buffers.row, text, error=True)
         finally:
-            self.active = False
-            self._child.end()
+            self.process.close(how, text, buffers.row)
+
+    def close_at_exit(self) -> None:
+        """Closes it when nobody has: a program that ends has not been killed, and may have ended by an exception."""
+        error = _last_exception()
+        if error is None or error is self._last_exception:
+            self.close("closed", "the program ended")
+        else:
+            self.close("error", f"{type(error).__name__}: {error}", error)
 
     def abandon(self) -> None:
         """Leaves the recording to the process that this one was forked from."""
         self.active = False
         self._detach()
-        self._channel.close()
-
-    # buffers
-
-    def _begin(self, root: Path, record: SessionRecord) -> None:
-        begin = {
-            "root": str(root),
-            "ring": self._settings.ring,
-            "after": self._settings.after,
-            "triggers": [trigger_to_json(each) for each in self._settings.triggers],
-        }
-        try:
-            self._channel.send({"begin": begin}, [record.to_bytes()])
-            answer = self._wait_for("ready", _STARTING)
-        except OSError as error:
-            raise StorageError(f"the recording process could not be started: {error}") from error
-        if "refused" in answer:
-            raise StorageError(f"session {record.name!r} cannot be recorded: {answer['refused']}")
-
-    def _wait_for(self, wanted: str, seconds: float | None) -> dict[str, Any]:
-        """Returns the message of this kind, or one that refuses; what comes before it is dealt with."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while True:
-            while (found := self._channel.next()) is not None:
-                message, _ = found
-                if wanted in message or "refused" in message:
-                    return message
-                self._received(message)
-            left = 1.0 if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"no answer within {seconds:g} s")
-            self._channel.flush()
-            select.select([self._channel], [], [], min(left, 1.0) if not self._channel.waiting else 0.01)
-            if not self._channel.take():
-                if (found := self._channel.next()) is not None and wanted in found[0]:
-                    return found[0]
-                raise ConnectionResetError(f"it ended (exit code {self._child.process.poll()})")
-
-    def _allocate(self) -> None:
-        """Makes buffers for the forms that values have now, and tells the recording process of them."""
-        layout = Layout(recorded_tables(self._columns, self._links))
-        descriptor = os.memfd_create("simckpt recording")
-        try:
-            os.ftruncate(descriptor, layout.size * BUFFERS)
-            self._memory = mmap.mmap(descriptor, layout.size * BUFFERS)
-            self._generation += 1
-            message = {"tables": layout.to_json(), "buffers": BUFFERS, "generation": self._generation}
-            # a copy of the descriptor stays open until the message has left
-            self._send({"layout": message}, descriptors=[self._child.kept(descriptor)])
-        finally:
-            os.close(descriptor)
-        self._buffers = [layout.buffer(self._memory, number) for number in range(BUFFERS)]
-        self._free = list(range(BUFFERS))
-        self._firsts = {name: self._firsts.get(name, 0) for name in layout.tables}
-
-    def _next_buffer(self) -> None:
-        """Takes a free buffer; the loop writes into its columns directly."""
-        self._use(self._buffers[self._free.pop(0)])
-
-    def _use(self, buffer: Buffer) -> None:
-        now = time.monotonic_ns()
-        self._buffer = buffer
-        self._head, self._counts = buffer.head, buffer.counts
-        self._serial += 1
-        buffer.counts[:] = 0
-        buffer.firsts[:] = list(self._firsts.values())
-        buffer.head[STARTED], buffer.head[STOPPED], buffer.head[FIRST_ROW] = now, now, self.row
-        buffer.head[SERIAL] = self._serial
-        rows = buffer.tables["rows"]
-        self._row_order, self._row_row = rows["order"], rows["row"]
-        self._row_started, self._row_finished, self._row_wall = rows["started"], rows["finished"], rows["wall"]
-        self._row_reward, self._row_terminated, self._row_truncated = (
-            rows["reward"],
-            rows["terminated"],
-            rows["truncated"],
-        )
-        self._action, self._observations = rows["action"], rows["observation"]
-        self._signal_columns = rows.get("signals", {})
-        self._reset_columns = buffer.tables["resets"]
-        self._reset_observations = self._reset_columns["observation"]
-        self._capacity, self._reset_capacity = len(self._row_order), len(self._reset_columns["order"])
-        self._rows = self._resets = 0
-        self._part_end = now + self._part_ns
-        for place, link in enumerate(self._links.values()):
-            link.use(buffer, 2 + place, 2 + len(self._links) + place)
-
-    def turn(self, *, change: bool = False) -> None:
-        """Hands over the buffer and takes another one; a row that has begun moves along."""
-        begun = None
-        if self._in_step:
-            place = self._rows
-            begun = (
-                columns.at(self._action, place),
-                self._row_order[place],
-                self._row_started[place],
-                self._row_wall[place],
-            )
-        self._hand_over()
-        if change:
-            self._allocate()
-        if self._free:
-            self._next_buffer()
-        else:
-            self._use(self._buffer)
-        if begun is not None:
-            columns.put(self._action, 0, begun[0])
-            self._row_order[0], self._row_started[0], self._row_wall[0] = begun[1:]
-
-    def _hand_over(self, *, last: bool = False) -> None:
-        """Gives the buffer to the recording process; if all others are on their way, its rows are lost.
-
-        Args:
-            last: whether the loop needs no other buffer.
-        """
-        counts = self._counts.tolist()
-        if not any(counts):
-            # it is as good as new
-            self._free.insert(0, self._buffer.number)
-            return
-        self._listen()
-        for name, count in zip(self._firsts, counts, strict=True):
-            self._firsts[name] += count
-        if not self._free and not last:
-            first = int(self._head[FIRST_ROW])
-            self._send({"lost": [first, self.row, "the recording process is too slow"]})
-            return
-        self._send({"part": self._buffer.number})
-
-    def _change(self, forms: Mapping[str, Form]) -> None:
-        """Goes on with other forms of values."""
-        self._columns.update(forms)
-        self.turn(change=True)
-
-    def _put_signals(self, info: Mapping[str, Any]) -> None:
-        values = {name: read(self._env, info) for name, read in self._signals.items()}
-        if not columns.put(self._signal_columns, self._rows, values):
-            observation = columns.at(self._observations, self._rows)
-            self._change({"signals": columns.form_of(values, "a signal")})
-            columns.put(self._signal_columns, self._rows, values)
-            columns.put(self._observations, self._rows, observation)
-
-    # messages
-
-    def _event(self, kind: str, text: str) -> None:
-        self.order += 1
-        content = [self.order, self.row, time.monotonic_ns(), time.time_ns(), kind, text[:_TEXT]]
-        self._send({"event": content})
-
-    def _trigger(self, reason: str, *, error: bool) -> None:
-        found = {"row": self.row, "monotonic": time.monotonic_ns(), "reason": reason[:_TEXT]}
-        self._send({"trigger": {"found": found, "error": error}})
-
-    def _send(self, message: dict[str, Any], parts: Sequence[Any] = (), *, descriptors: Sequence[int] = ()) -> None:
-        if self.active:
-            try:
-                self._channel.send(message, parts, descriptors=descriptors)
-            except OSError as error:
-                self._writer_gone(error)
-
-    def _flush(self) -> None:
-        try:
-            self._channel.flush()
-        except OSError as error:
-            self._writer_gone(error)
-
-    def _listen(self) -> None:
-        """Hears what the recording process has to say, without waiting."""
-        if not self._channel.take():
-            self._writer_gone(ConnectionResetError(f"exit code {self._child.process.poll()}"))
-        while (found := self._channel.next()) is not None:
-            self._received(found[0])
-
-    def _received(self, message: dict[str, Any]) -> None:
-        if "free" in message:
-            generation, number = message["free"]
-            # buffers of an earlier layout are gone
-            if generation == self._generation:
-                self._free.append(number)
-        elif "warning" in message:
-            self._warn(message["warning"])
-
-    def _writer_gone(self, error: BaseException) -> None:
-        if self.active:
-            self.active = False
-            self._detach()
-            self._warn(f"the recording process is gone, and nothing more is recorded from row {self.row} on: {error}")
-
-    def _warn(self, text: str) -> None:
-        warnings.warn(text, RecordingWarning, stacklevel=5)
+        self.process.abandon()
 
     def _detach(self) -> None:
-        for link in self._links.values():
+        for link in self._buffers.links.values():
             link.detach()
 
 
@@ -491,10 +480,21 @@ def _abandon_after_fork() -> None:
 os.register_at_fork(after_in_child=_abandon_after_fork)
 
 
-def _options_text(options: Any) -> str:
-    """Returns the options of a reset as JSON, if they come back from it as they were."""
-    with contextlib.suppress(TypeError, ValueError):
-        text = json.dumps(options)
-        if json.loads(text) == options:
-            return text
-    return UNKNOWN_OPTIONS
+def forms_of(env: Any) -> dict[str, columns.Form]:
+    """Returns the forms of an env's "action" and "observation"; raises ConfigurationError if a size is not fixed."""
+    spaces = {"action": env.action_space, "observation": env.observation_space}
+    return {name: columns.form_of_space(space, f"the {name}") for name, space in spaces.items()}
+
+
+def _flag(value: Any) -> bool:
+    return bool(columns.number(value, "a flag of the step"))
+
+
+def _last_exception() -> BaseException | None:
+    """Returns the exception that has ended the program, if one has."""
+    found: BaseException | None = getattr(sys, "last_value", None)
+    return found
+
+
+def _why(error: BaseException) -> str:
+    return str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"

@@ -12,26 +12,27 @@ import mujoco
 import numpy as np
 
 from simckpt import provenance, state
-from simckpt.errors import ConfigurationError, VersionWarning
+from simckpt.arguments import checked_whole
+from simckpt.errors import ConfigurationError, DamageWarning, VersionWarning
 from simckpt.hardware.calls import Call, calls, entry_of
-from simckpt.hardware.differences import Differences, ReplayDifference, ReplayReport, compare
+from simckpt.hardware.columns import number
+from simckpt.hardware.course import Course
+from simckpt.hardware.differences import Differences, ReplayDifference, ReplayReport, compare, without_models
 from simckpt.hardware.link import Link, devices_out_of_reach, links_of
 from simckpt.hardware.recorder import Recorder
-from simckpt.hardware.session import TIME, UNKNOWN_OPTIONS, Session
+from simckpt.hardware.reset_arguments import UNKNOWN, options_of, seed_of
+from simckpt.hardware.session import TIME, Session
 from simckpt.hardware.simulated import Simulated
 from simckpt.hardware.tape import SENT, Tape
 from simckpt.hardware.time_series import Excerpt
 from simckpt.hardware.what_if import Models, Policy, WhatIf, play_what_if
 from simckpt.sim.environment import StandaloneEnvHandle
 from simckpt.sim.loading import load_or_put_back
+from simckpt.state.tables import mapped
 from simckpt.storage.session_records import SnapshotRecord
-from simckpt.storage.sessions import mapped
 
 Tree = Any
 SIMULATED = "simulated"  # the address of a link with a model in place of a device
-# what a comparison of states says where a link had a connection when it was recorded, and has a model now
-_MODEL_FOR_DEVICE = "object {'type': 'simckpt.resource'} and {'type': 'simckpt.hardware.simulated.Simulated'}"
-_SHOWN = 20  # of a list in a message
 
 
 class Replay:
@@ -55,12 +56,14 @@ class Replay:
         info: the last one.
         begun: when the last row that was played began in the session [ns, the recorder's monotonic clock].
         links: of the env, by name.
+        simulated: names of those that had a model in place of a device when they were recorded.
 
     Raises:
         ConfigurationError: the env has a recorder, or other links than the session.
         UnsupportedStateError: the env cannot be captured.
 
     Warns:
+        DamageWarning: snapshots or models of the session are missing; the rest is played.
         VersionWarning: recorded with other versions of libraries, or on another kind of machine.
     """
 
@@ -72,11 +75,15 @@ class Replay:
         self.info: dict[str, Any] = {}
         self.begun = session.started
         self.links = _checked_links(session, env, links)
-        self._simulated = {link.name for link in session.links if link.transport == SIMULATED}
+        if absent := session.absent:
+            message = f"session {session.name!r}: {'; '.join(absent)}. What only these lead to is not played"
+            warnings.warn(message, DamageWarning, stacklevel=2)
+        self.simulated = {link.name for link in session.links if link.transport == SIMULATED}
         changed = provenance.version_differences(session.versions, provenance.versions())
         if changed:
             message = f"session {session.name!r} was recorded elsewhere, and may not repeat bit for bit: "
             warnings.warn(message + "; ".join(changed), VersionWarning, stacklevel=2)
+        self._closed = False
         self._begin()
         self._tapes = {name: Tape(name, len(link.reading), self._note) for name, link in self.links.items()}
         self._taken: dict[str, tuple[Any, Any]] = {}
@@ -96,7 +103,8 @@ class Replay:
         self.close()
 
     def close(self) -> None:
-        """Gives the links back, disarmed: nothing is sent before `link.arm()`."""
+        """Gives the links back, disarmed: nothing is sent before `link.arm()`. Nothing is played afterwards."""
+        self._closed = True
         for name, (observer, source) in self._taken.items():
             link = self.links[name]
             link.disarm()
@@ -108,7 +116,7 @@ class Replay:
         for name, link in self.links.items():
             tape = self._tapes[name]
             # a model plays its part itself only where it did so when it was recorded
-            simulated = isinstance(link.transport, Simulated) and name in self._simulated
+            simulated = isinstance(link.transport, Simulated) and name in self.simulated
             link.source, link.observer = (None, tape) if simulated else (tape, None)
             if simulated:
                 # it reaches nobody
@@ -125,14 +133,13 @@ class Replay:
             seconds: instead: a moment, counted from the session's start [s]; its row is the one then in progress.
 
         Raises:
-            ConfigurationError: neither or both are given, or no snapshot leads to that row; the message names those
-                that there are.
+            ConfigurationError: neither or both are given, or no snapshot leads to that row (the message names those
+                that there are); or the replay was closed.
             StateMismatchError: the session is of another env; the message lists what differs, and nothing was changed.
             DamagedError: what was recorded cannot be trusted.
         """
-        row = self._row_of(row, seconds)
-        snapshot = self._snapshot_for(row)
         self._begin()
+        snapshot = self._course.snapshot_for(row := self._row_of(row, seconds))
         for _ in self._play(snapshot, row):
             pass
         return self._report([])
@@ -141,7 +148,8 @@ class Replay:
         """Plays rows and compares: observations, rewards, flags, commands, and the full state at every later snapshot.
 
         What differs does not end it: the next row goes on from what the env made of this one. Rows that were lost are
-        passed over, up to the next snapshot.
+        passed over, up to the next snapshot; so are those after a call that raised, or whose record is not whole, and
+        the report says where that was.
 
         Args:
             start: the first row; by default that of the first snapshot. The rows from the snapshot before are played
@@ -149,15 +157,14 @@ class Replay:
             stop: one behind the last row; by default the end of the session.
 
         Raises:
-            ConfigurationError: there is no snapshot to start from.
+            ConfigurationError: there are no such rows, or there is no snapshot to start from.
             StateMismatchError, DamagedError: as for `go_to`.
         """
-        rows = self.session.rows
-        first, last = rows.start if start is None else start, rows.stop if stop is None else min(stop, rows.stop)
         self._begin()
+        wanted = self._course.wanted(start, stop)
         skipped = []
-        for stretch in _without(range(first, last), self.session.missing):
-            snapshot = self._leading_to(stretch.start) or self._first_in(stretch)
+        for stretch in self._course.stretches(wanted):
+            snapshot = self._course.leading_to(stretch.start) or self._course.first_in(stretch)
             if snapshot is None:
                 skipped.append(stretch)
                 continue
@@ -167,9 +174,10 @@ class Replay:
                 pass
         if not self._played:
             raise ConfigurationError(
-                f"session {self.session.name!r} has no snapshot to play rows {first} to {last - 1} from", keys=["start"]
+                f"session {self.session.name!r} has no snapshot to play rows {wanted.start} to {wanted.stop - 1} from",
+                keys=["start"],
             )
-        return self._report([*skipped, *_inside(self.session.missing, range(first, last))])
+        return self._report([*skipped, *self._course.missing_in(wanted)])
 
     def steps(self, start: int | None = None, stop: int | None = None) -> Iterator[int]:
         """Goes to a row, plays from there on, and yields the number of each row after it was played.
@@ -180,12 +188,12 @@ class Replay:
             start: the first row; by default that of the first snapshot.
             stop: one behind the last row; by default the end of the session.
         """
-        rows = self.session.rows
-        if start is None:
-            start = next((each.row for each in self.session.snapshots if each.row in rows), rows.start)
         self._begin()
-        for row in self._play(self._snapshot_for(start), rows.stop if stop is None else min(stop, rows.stop)):
-            if row >= start:
+        if start is None:
+            start = next((each.row for each in self._course.snapshots if each.row in self._course.rows), None)
+        wanted = self._course.wanted(start, stop)
+        for row in self._play(self._course.snapshot_for(wanted.start), wanted.stop):
+            if row >= wanted.start:
                 yield row
 
     def measure(
@@ -269,54 +277,33 @@ class Replay:
 
     def _row_of(self, row: int | None, seconds: float | None) -> int:
         if row is not None and seconds is None:
-            return row
+            return checked_whole("the number of a row", row, least=None)
         if row is None and seconds is not None:
             return self.session.row_at(seconds)
         raise ConfigurationError("give the number of a row or seconds=, one of them", keys=["row", "seconds"])
 
-    def _leading_to(self, row: int) -> SnapshotRecord | None:
-        """Returns the last snapshot from which everything up to a row was recorded, or None."""
-        rows = self.session.rows
-        if not (rows.start <= row <= rows.stop):
-            return None
-        found = self.session.snapshot_before(row)
-        if found is None or found.row < rows.start:
-            return None
-        lost = any(each.start < row and each.stop > found.row for each in self.session.missing)
-        # a state that was restored meanwhile, or left by a call that raised, is known from a snapshot alone
-        lost = lost or any(order > found.order and at <= row for order, at in self._breaks())
-        return None if lost else found
-
-    def _breaks(self) -> list[tuple[int, int]]:
-        """Returns (order, row that came next) of where a state was restored under the recorder, or a call raised."""
-        return [(event.order, event.row) for event in self.session.events if event.kind in ("restored", "error")]
-
-    def _first_in(self, stretch: range) -> SnapshotRecord | None:
-        return next((each for each in self.session.snapshots if stretch.start <= each.row < stretch.stop), None)
-
-    def _snapshot_for(self, row: int) -> SnapshotRecord:
-        snapshot = self._leading_to(row)
-        if snapshot is None:
-            rows, missing = self.session.rows, self.session.missing
-            lost = ", ".join(f"{each.start} to {each.stop - 1}" for each in missing[:_SHOWN]) or "none"
-            there = ", ".join(str(each.row) for each in self.session.snapshots[:_SHOWN]) or "none"
-            raise ConfigurationError(
-                f"no snapshot of session {self.session.name!r} leads to row {row}: recorded are rows {rows.start} to "
-                f"{rows.stop - 1}, lost of them {lost}; snapshots lie before rows {there}",
-                keys=["row"],
-            )
-        return snapshot
-
     def _begin(self) -> None:
+        """Begins anew, with what is on the disk by now."""
+        if self._closed:
+            raise ConfigurationError(
+                f"the replay of session {self.session.name!r} was closed, and its links are given back: make another"
+            )
+        self._course = Course(self.session)
         self._differences = Differences()
         self._compared = 0
         self._played: list[range] = []
         self._lost: list[int] = []
+        self._first: SnapshotRecord | None = None
 
     def _report(self, skipped: list[range]) -> ReplayReport:
         skipped = sorted([*skipped, *(range(row, row + 1) for row in self._lost)], key=lambda each: each.start)
         rows = tuple(each for each in self._played if len(each))
-        return ReplayReport(self.session.name, rows, self._compared, self._differences.all(), tuple(skipped))
+        order = 0 if self._first is None else self._first.order
+        breaks = self._course.breaks_between(order, max((each.stop for each in (*rows, *skipped)), default=0))
+        # from there on, so told once
+        threads = self._course.threads_before(max((each.stop for each in rows), default=0))
+        name, found = self.session.name, self._differences.all()
+        return ReplayReport(name, rows, self._compared, found, tuple(skipped), breaks, threads)
 
     def _note(self, leaf: str, far: float | None) -> None:
         assert self.row is not None
@@ -326,18 +313,17 @@ class Replay:
 
     def _play(self, snapshot: SnapshotRecord, stop: int) -> Iterator[int]:
         """Restores a snapshot, plays the rows up to `stop`, and yields the number of each after it was played."""
-        later = [each for each in self.session.snapshots if each.order > snapshot.order and each.row <= stop]
+        later = [each for each in self._course.snapshots if each.order > snapshot.order and each.row <= stop]
         later.sort(key=lambda each: each.order)
-        # where a state was restored under the recorder, or a call raised, what follows goes on from another one: from
-        # the next snapshot
-        breaks = [order for order, _ in self._breaks()]
+        # behind each of them what was recorded goes on from another state: that of the next snapshot
+        breaks = [event for event in self._course.breaks if event.order > snapshot.order]
         played = snapshot.order
         for tape in self._tapes.values():
             tape.clear()
         self._restore(snapshot)
 
         def is_broken(order: int) -> bool:
-            return any(played < each < order for each in breaks)
+            return any(played < event.order < order for event in breaks)
 
         for call in calls(self.session, snapshot, stop, self._tapes):
             while later and later[0].order < call.order:
@@ -363,6 +349,7 @@ class Replay:
                 self._compare_state(each)
 
     def _restore(self, snapshot: SnapshotRecord) -> None:
+        self._first = self._first or snapshot
         saved = self.session.snapshot(snapshot)
         self.apply(saved["env"])
         self.observation, self.row = saved["observation"], snapshot.row
@@ -373,7 +360,8 @@ class Replay:
 
     def _compare_state(self, snapshot: SnapshotRecord) -> None:
         self._play_loose(snapshot.order)
-        for each in _of_state(self.session.snapshot(snapshot)["env"], self.capture()):
+        recorded = self.session.snapshot(snapshot)["env"]
+        for each in state.differences(recorded, without_models(self.capture(), recorded)):
             self._note(f"env/{each.path}", each.max_abs)
         self._compared += 1
 
@@ -397,7 +385,11 @@ class Replay:
                 entry_of(call.table["action"], call.place)
             )
         # the record has these three as numpy's numbers, whatever the env gave
-        numbers = {"reward": np.float64(reward), "terminated": np.bool_(terminated), "truncated": np.bool_(truncated)}
+        numbers = {
+            "reward": np.float64(number(reward, "the reward")),
+            "terminated": np.bool_(number(terminated, "terminated")),
+            "truncated": np.bool_(number(truncated, "truncated")),
+        }
         for leaf, value in {"observation": observation, **numbers}.items():
             compare(entry_of(call.table[leaf], call.place), value, leaf, self._note)
         self.observation, self.row, self.begun = observation, call.row + 1, int(call.table["started"][call.place])
@@ -405,10 +397,10 @@ class Replay:
     def _reset(self, call: Call) -> None:
         self.row = call.row
         table, place = call.table, call.place
-        seed = int(table["seed"][place]) if table["seeded"][place] else None
         text = str(table["options"][place])
-        options = None if text == UNKNOWN_OPTIONS else self.session.options(text)
-        if text == UNKNOWN_OPTIONS:
+        seed = seed_of(text, int(table["seed"][place]), seeded=bool(table["seeded"][place]))
+        options = None if text == UNKNOWN else options_of(text)
+        if text == UNKNOWN:
             self._note("reset/options", None)
         with self._tapes_running(call):
             self.observation, self.info = self.env.reset(seed=seed, options=options)
@@ -422,13 +414,6 @@ class Replay:
             yield
         for tape in self._tapes.values():
             tape.end()
-
-
-def _of_state(recorded: Tree, now: Tree) -> list[state.Difference]:
-    """Returns where two states of an env differ, but for models in the place of recorded connections."""
-    found = state.differences(recorded, now)
-    models = tuple(f"{each.path}/" for each in found if each.what == _MODEL_FOR_DEVICE)
-    return [each for each in found if not f"{each.path}/".startswith(models)] if models else found
 
 
 def _checked_links(session: Session, env: gym.Env[Any, Any], links: Mapping[str, Link] | None) -> dict[str, Link]:
@@ -452,17 +437,3 @@ def _checked_links(session: Session, env: gym.Env[Any, Any], links: Mapping[str,
 def _told(links: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> str:
     told = (f"{name!r} ({', '.join(sent)} -> {', '.join(read)})" for name, (sent, read) in links.items())
     return ", ".join(told) or "none"
-
-
-def _without(rows: range, missing: Sequence[range]) -> list[range]:
-    """Returns the stretches of some rows that are left without those missing."""
-    found, start = [], rows.start
-    for gap in missing:
-        found.append(range(start, min(gap.start, rows.stop)))
-        start = max(start, gap.stop)
-    return [each for each in (*found, range(start, rows.stop)) if len(each)]
-
-
-def _inside(missing: Sequence[range], rows: range) -> list[range]:
-    cut = [range(max(each.start, rows.start), min(each.stop, rows.stop)) for each in missing]
-    return [each for each in cut if len(each)]

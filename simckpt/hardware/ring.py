@@ -77,9 +77,6 @@ class Ring:
     def __iter__(self) -> Iterator[Part | Snapshot]:
         return iter(list(self._items))
 
-    def __len__(self) -> int:
-        return len(self._items)
-
     def add(self, item: Part | Snapshot) -> None:
         """Takes what comes next, and lets go of what is older than it must be."""
         self._items.append(item)
@@ -93,6 +90,21 @@ class Ring:
             for each in self._items
             if _end(each) > limit or (isinstance(each, Snapshot) and each.monotonic == limit and begins)
         ]
+
+    def hold(self, item: Part | Snapshot, most: int) -> list[Part | Snapshot]:
+        """Takes what comes next while all of it is to be kept; returns what had to go for want of memory.
+
+        Args:
+            item: comes next.
+            most: how much there may be [bytes].
+        """
+        self._items.append(item)
+        size = sum(each.nbytes for each in self._items)
+        gone = []
+        while size > most and len(self._items) > 1:
+            gone.append(self._items.pop(0))
+            size -= gone[-1].nbytes
+        return gone
 
 
 def _end(item: Part | Snapshot) -> int:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simckpt import presentation
+from simckpt.arguments import checked_whole
 from simckpt.errors import (
     ConfigurationError,
     DamageWarning,
@@ -22,14 +21,25 @@ from simckpt.errors import (
     SessionNotFoundError,
     StoreError,
 )
-from simckpt.storage.session_records import ClosedRecord, LinkRecord, OriginRecord, PartRecord, SnapshotRecord
-from simckpt.storage.sessions import SessionFiles, mapped, session_names
+from simckpt.hardware.reset_arguments import options_of
+from simckpt.hardware.tables import GROUPS, TABLES, Array, check_tables, cut, joined, needed, selected
+from simckpt.storage import archived_sessions, names
+from simckpt.storage.session_gaps import parts_between
+from simckpt.storage.session_records import (
+    ClosedRecord,
+    LinkRecord,
+    OriginRecord,
+    PartRecord,
+    SnapshotRecord,
+    missing_rows,
+)
+from simckpt.storage.sessions import SNAPSHOTS, Fallback, SessionFiles, session_names
 
 READING, NOTHING, TIME = 0, 1, 2  # the kinds of entries in `readings`
-GROUPS = ("commands", "readings")  # of tables, one for each link
-UNKNOWN_OPTIONS = "?"  # of a reset: they are none that JSON has
-
-Array = np.ndarray[Any, Any]
+# kinds of events behind which a record goes on from another state than it had: what follows can be played from the
+# next snapshot alone
+BREAKS = ("restored", "error", "unrecorded")
+THREAD = "thread"  # kind of the event that another thread than the one that steps has begun to use a link
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,9 @@ class Event:
         row: that came next.
         monotonic: when [ns, the recorder's clock].
         wall: when [ns since 1970, UTC].
-        kind: "trigger", "error", "restored", "lost", "note", ...
+        kind: "trigger", "kept" (a ring, by a trigger), "note" or what else `Recorder.note` was given; "restored",
+            "error", "unrecorded", behind which a replay goes on from the next snapshot; "lost", "no snapshot",
+            "thread" (another one than that which steps has used a link).
         text: for people.
     """
 
@@ -72,18 +84,19 @@ class Session:
 
     def __repr__(self) -> str:
         try:
-            rows, status = self.rows, self.status
-            what = f"{presentation.count(len(rows), 'row')}, {self.duration:.1f} s, {status}"
+            extent = self.extent
+            what = f"{presentation.count(extent.count, 'row')}, {extent.seconds:.1f} s, {self.status}"
         except StoreError as error:
             what = f"damaged: {error}"
         return f"<Session {self.name!r}: {what}>"
 
     def _repr_html_(self) -> str:
-        origin = self.origin
+        origin, extent, closed = self.origin, self.extent, self.closed
+        rows = extent.rows
         facts = [
-            ("rows", f"{len(self.rows):,} ({self.rows.start:,} to {self.rows.stop:,})"),
-            ("duration", f"{self.duration:.1f} s"),
-            ("status", self.status if self.closed is None else f"{self.status} {self.closed.text}".strip()),
+            ("rows", f"{len(rows):,} ({rows.start:,} to {rows.stop - 1:,})" if rows else "none"),
+            ("duration", f"{extent.seconds:.1f} s"),
+            ("status", self.status if closed is None else f"{self.status} {closed.text}".strip()),
             ("started", presentation.moment(self.created)),
             ("origin", "none" if origin is None else f"{origin.run} at step {origin.step:,}"),
             ("snapshots", f"{len(self.snapshots):,}"),
@@ -106,6 +119,29 @@ class Session:
     def path(self) -> Path:
         """Its folder."""
         return self.files.path
+
+    @property
+    def nbytes(self) -> int:
+        """What it weighs [bytes], be it here or in the archive alone; raises DamagedError or FormatError."""
+        return archived_sessions.size_of(self.files)
+
+    @property
+    def tier(self) -> str:
+        """Where its arrays are: "local", or "archive" where some are there alone, and come back when they are read."""
+        return "archive" if archived_sessions.is_evicted(self.files) else "local"
+
+    @property
+    def pinned(self) -> bool:
+        """Whether no prune takes it."""
+        return archived_sessions.is_pinned(self.path)
+
+    def pin(self) -> None:
+        """Protects it from `Store.prune_sessions`, also while it is recorded; raises StorageError."""
+        archived_sessions.pin_session(self.files.root, self.name)
+
+    def unpin(self) -> None:
+        """Ends that protection; raises StorageError."""
+        archived_sessions.unpin_session(self.files.root, self.name)
 
     @property
     def created(self) -> float:
@@ -159,7 +195,10 @@ class Session:
 
     @property
     def status(self) -> str:
-        """Whether it is "recording", "closed", "trigger", "error" or "killed"; "unfinished" if nobody has ended it."""
+        """How it ended: "closed", "trigger", "error", "killed" or "refused"; else "recording", or "unfinished".
+
+        "refused" is one whose disk did not take its end; "unfinished" one that nobody writes, and nobody has ended.
+        """
         closed = self.closed
         if closed is not None:
             return closed.how
@@ -171,44 +210,45 @@ class Session:
         return self.files.parts()
 
     @property
+    def extent(self) -> Extent:
+        """Its rows and times, `.rows`, `.missing`, `.count`, `.started`, `.seconds`, from one look at the disk."""
+        parts = self.parts
+        missing = tuple(missing_rows(self.record, parts, self.closed))
+        if not parts:
+            return Extent(range(0), missing, 0, self.record.monotonic, 0.0)
+        rows, count = range(parts[0].rows[0], parts[-1].rows[1]), sum(part.rows[1] - part.rows[0] for part in parts)
+        return Extent(rows, missing, count, parts[0].started, (parts[-1].stopped - parts[0].started) / 1e9)
+
+    @property
     def rows(self) -> range:
         """The numbers of its rows; one from a ring does not begin at 0. Some may be `missing`."""
-        parts = self.parts
-        return range(parts[0].rows[0], parts[-1].rows[1]) if parts else range(0)
+        return self.extent.rows
 
     @property
     def missing(self) -> list[range]:
-        """The rows that were lost, because the disk or the machine was too slow or full."""
-        parts = self.parts
-        spans = [(before.rows[1], after.rows[0]) for before, after in itertools.pairwise(parts)]
-        return [range(start, stop) for start, stop in spans if start < stop]
+        """The rows that were lost: the disk or the machine was too slow or full, or a value could not be recorded."""
+        return list(self.extent.missing)
 
     @property
     def duration(self) -> float:
         """From its first moment to its last [s]."""
-        parts = self.parts
-        return (parts[-1].stopped - parts[0].started) / 1e9 if parts else 0.0
+        return self.extent.seconds
 
     @property
     def started(self) -> int:
         """Its first moment [ns, the recorder's monotonic clock], from which `times` and `row_at` count."""
-        parts = self.parts
-        return parts[0].started if parts else self.record.monotonic
+        return self.extent.started
+
+    @property
+    def absent(self) -> list[str]:
+        """What its records speak of, and what is not there: snapshots, models; empty of a whole session."""
+        found = self.files.absent(self.snapshots)
+        return [text if place == SNAPSHOTS else f"{place}: {text}" for place, text in found]
 
     @property
     def snapshots(self) -> tuple[SnapshotRecord, ...]:
         """Its snapshots: `.number`, `.row` (that came next), `.order`, `.monotonic`, `.wall`, `.reason`."""
         return tuple(self.files.snapshots())
-
-    def snapshot_before(self, row: int, *, order: int | None = None) -> SnapshotRecord | None:
-        """Returns the last snapshot from which `row` can be played again, or None.
-
-        Args:
-            row: is executed after it.
-            order: it must not lie behind this place among all that was recorded.
-        """
-        found = [each for each in self.snapshots if each.row <= row and (order is None or each.order <= order)]
-        return max(found, key=lambda each: each.order, default=None)
 
     def snapshot(self, which: SnapshotRecord | int) -> dict[str, Any]:
         """Returns {"env": state of the env inside the recorder, "observation": the last one, or None}.
@@ -234,10 +274,17 @@ class Session:
         self, columns: Sequence[str] | None = None, *, start: int | None = None, stop: int | None = None
     ) -> Iterator[dict[str, Any]]:
         """Yields what `read` returns, part by part, so that memory stays bounded."""
-        for part in self.parts:
+        yield from (tables for _, tables in self._chunks(columns, start, stop))
+
+    def _chunks(
+        self, columns: Sequence[str] | None, start: int | None, stop: int | None
+    ) -> Iterator[tuple[range, dict[str, Any]]]:
+        start = None if start is None else checked_whole("start", start, least=None)
+        stop = None if stop is None else checked_whole("stop", stop, least=None)
+        for part in parts_between(self.files, start, stop):
             # what comes before a row, such as a reset, may lie in the part before that row's own
             if (start is None or part.rows[1] >= start) and (stop is None or part.rows[0] < stop):
-                yield self._cut(part, columns, start, stop)
+                yield range(*part.rows), self._cut(part, columns, start, stop)
 
     def read(
         self, columns: Sequence[str] | None = None, *, start: int | None = None, stop: int | None = None
@@ -255,18 +302,22 @@ class Session:
 
         Raises:
             LeafNotFoundError: no part has such a column.
+            ConfigurationError: a column has another size in some rows than in others, or a dtype of which none holds
+                the values of both; the message says in which rows, and `chunks` reads them.
             DamagedError: a part is missing or damaged, by name; `chunks` yields those before it.
             FormatError: parts that break a rule, or do not fit together.
         """
-        found = list(self.chunks(columns, start=start, stop=stop))
-        joined = _joined(found) if found else {}
-        if columns is not None and found:
-            for column in columns:
-                if column not in GROUPS and not _has(joined, column.split("/")):
-                    raise LeafNotFoundError(
-                        f"session {self.name!r} has no column {column!r}; it has {', '.join(self._columns())}"
-                    )
-        return joined
+        found = list(self._chunks(columns, start, stop))
+        tables = joined(found, f"session {self.name!r}")
+        known = {(table,) for table in TABLES} | {(group, link.name) for group in GROUPS for link in self.links}
+        for column in columns or ():
+            keys = _keys(column)
+            # where there is nothing to write, there may be no table
+            if found and tuple(keys) not in known and not _has(tables, keys):
+                raise LeafNotFoundError(
+                    f"session {self.name!r} has no column {column!r}; it has {', '.join(self._columns())}"
+                )
+        return tables
 
     def _columns(self) -> list[str]:
         parts = self.parts
@@ -275,30 +326,31 @@ class Session:
     @property
     def times(self) -> Array:
         """When each row began, `(rows,)` float64 [s since `started`]."""
-        started = self.started
-        return (
-            _column(self.read(["rows/started"]), "rows", "started", np.int64).astype(np.float64) / 1e9 - started / 1e9
-        )
+        (begun,) = needed(self.read(["rows/started"]).get("rows"), "started")
+        # the difference first: a float64 holds no nanoseconds of a clock that has run for months
+        times: Array = (begun - self.started) / 1e9
+        return times
 
     def row_at(self, seconds: float) -> int:
         """Returns the row that was in progress `seconds` after `started`: the last one that had begun.
 
         Raises:
-            ConfigurationError: that is before the first row.
+            ConfigurationError: that is before the first row, or no number.
         """
-        tables = self.read(["rows/started", "rows/row"])
-        begun = _column(tables, "rows", "started", np.int64)
+        if not isinstance(seconds, int | float | np.number) or not math.isfinite(seconds):
+            raise ConfigurationError(f"a moment is a finite number of seconds, got {seconds!r}", keys=["seconds"])
+        begun, numbers = needed(self.read(["rows/started", "rows/row"]).get("rows"), "started", "row")
         place = int(np.searchsorted(begun, self.started + round(seconds * 1e9), side="right")) - 1
         if place < 0:
             raise ConfigurationError(
                 f"session {self.name!r} had no row {seconds:g} s after its start; it has {len(begun)}", keys=["seconds"]
             )
-        return int(tables["rows"]["row"][place])
+        return int(numbers[place])
 
     @property
     def events(self) -> list[Event]:
         """What was noted beside the rows, in the order of time."""
-        table = needed(self.read(["events"]).get("events", {}), "order", "row", "monotonic", "wall", "kind", "text")
+        table = needed(self.read(["events"]).get("events"), "order", "row", "monotonic", "wall", "kind", "text")
         found = [Event(*values) for values in zip(*(column.tolist() for column in table), strict=True)]
         return sorted(found, key=lambda event: event.monotonic)
 
@@ -306,41 +358,62 @@ class Session:
         """Returns the options of a reset from the column `resets/options`.
 
         Raises:
-            ConfigurationError: they were none that JSON has.
+            ConfigurationError: they could not be recorded.
+            FormatError: that is no text that a recorder writes.
         """
-        if text == UNKNOWN_OPTIONS:
-            raise ConfigurationError("the options of this reset could not be recorded", keys=["options"])
-        return json.loads(text) if text else None
+        return options_of(text)
 
-    @cached_property
-    def _summary(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, Any]:
+        """Returns rate, step times, jitter, and of each link latency and loss; see `simckpt.hardware.statistics`."""
         from simckpt.hardware.statistics import summary
 
         return summary(self)
 
-    def statistics(self) -> dict[str, Any]:
-        """Returns rate, step times, jitter, and of each link latency and loss; see `simckpt.hardware.statistics`."""
-        return self._summary
-
     def _cut(
         self, part: PartRecord, columns: Sequence[str] | None, start: int | None, stop: int | None
     ) -> dict[str, Any]:
-        cut = start is not None or stop is not None
-        wanted = None if columns is None else _wanted(columns, rows=cut)
+        whole = start is None and stop is None
+        wanted = None if columns is None else _wanted(columns, rows=not whole)
         tables = self.files.read_part(part, wanted)
-        _check_columns(tables, f"{self.path}: part {part.folder}")
-        if not cut:
+        check_tables(tables, self.links, f"{self.path}: part {part.folder}")
+        if whole:
             return tables
-        low, high = -1 if start is None else start, np.iinfo(np.int64).max if stop is None else stop
-        return _within(tables, low, high, () if columns is None else columns)
+        tables = cut(tables, start, stop)
+        # the column was read to choose by
+        return tables if columns is None else selected(tables, _wanted(columns, rows=False))
 
 
-def session(root: Path, name: str) -> Session:
-    """Returns a session of a store; raises SessionNotFoundError, DamagedError or FormatError."""
-    return Session(SessionFiles(root, name))
+@dataclass(frozen=True)
+class Extent:
+    """How far a session goes.
+
+    Attributes:
+        rows: the numbers of its rows.
+        missing: those of them, and before and behind, that were lost.
+        count: how many rows are there.
+        started: its first moment [ns, the recorder's monotonic clock].
+        seconds: from there to its last moment.
+    """
+
+    rows: range
+    missing: tuple[range, ...]
+    count: int
+    started: int
+    seconds: float
 
 
-def sessions(root: Path) -> list[Session]:
+def session(root: Path, name: str, *, fallback: Fallback | None = None) -> Session:
+    """Returns a session of a store; raises SessionNotFoundError, DamagedError or FormatError.
+
+    Args:
+        root: the store's folder.
+        name: of the session.
+        fallback: brings back what is damaged or evicted, see `SessionFiles`.
+    """
+    return Session(SessionFiles(root, name, fallback=fallback))
+
+
+def sessions(root: Path, *, fallback: Fallback | None = None) -> list[Session]:
     """Returns all sessions of a store, in the order in which they were begun.
 
     Warns:
@@ -350,7 +423,7 @@ def sessions(root: Path) -> list[Session]:
     damaged: list[str] = []
     for name in session_names(root):
         try:
-            found.append(session(root, name))
+            found.append(session(root, name, fallback=fallback))
         except SessionNotFoundError:
             continue  # removed since it was listed
         except StoreError as error:
@@ -361,95 +434,27 @@ def sessions(root: Path) -> list[Session]:
 
 
 def _wanted(columns: Sequence[str], *, rows: bool) -> Callable[[str], bool]:
-    """Returns whether the column of a path is one of these or lies below one; `rows`: those that say the row, too."""
+    """Returns whether the column of a path is one of these or lies below one; `rows`: what says their rows, too."""
+    keys = [[names.encode_part(key) for key in _keys(column)] for column in columns]
+    paths = ["/".join(each) for each in keys]
+    if rows:
+        paths += ["/".join([*each[: 2 if each[0] in GROUPS else 1], "row"]) for each in keys]
 
     def wanted(path: str) -> bool:
-        return any(path == each or path.startswith(f"{each}/") for each in columns) or (rows and path.endswith("/row"))
+        return any(path == each or path.startswith(f"{each}/") for each in paths)
 
     return wanted
 
 
-def needed(table: Mapping[str, Any], *columns: str) -> list[Array]:
-    """Returns some columns of a table, all empty if there is no such table; raises FormatError if one is missing."""
-    if not table:
-        return [np.empty(0, np.int64)] * len(columns)
-    if missing := [column for column in columns if column not in table]:
-        raise FormatError(f"a table of the session has no column {', '.join(missing)}")
-    return [table[column] for column in columns]
-
-
-_ORDINARY = {
-    **dict.fromkeys(
-        ("order", "row", "started", "finished", "monotonic", "wall", "received", "device_time", "seed"), "i"
-    ),
-    **dict.fromkeys(("terminated", "truncated", "seeded", "late"), "b"),
-    **dict.fromkeys(("text", "options"), "U"),
-    "reward": "f",
-    "sequence": "u",
-}
-
-
-def _check_columns(tables: Mapping[str, Any], where: str) -> None:
-    """Raises FormatError for a column that has another dtype or shape than recorders write."""
-    for name, table in tables.items():
-        if name in GROUPS:
-            groups = table.values() if isinstance(table, dict) else [table]
-        else:
-            groups = [table]
-        for each in groups:
-            if not isinstance(each, dict):
-                raise FormatError(f"{where}: {name!r} is no table")
-            for column, kind in _ORDINARY.items():
-                values = each.get(column)
-                if values is not None and not (isinstance(values, np.ndarray) and _is_column(values, kind)):
-                    raise FormatError(f"{where}: the column {column!r} of {name!r} is not what recorders write")
-
-
-def _is_column(values: Array, kind: str) -> bool:
-    return values.ndim == 1 and (values.dtype.kind == kind or len(values) == 0)
-
-
-def _within(tables: Mapping[str, Any], low: int, high: int, columns: Sequence[str], path: str = "") -> dict[str, Any]:
-    """Returns the entries of all tables with `low <= row < high`."""
-    found: dict[str, Any] = {}
-    for name, table in tables.items():
-        inner = f"{path}{name}"
-        if inner in GROUPS:
-            found[name] = _within(table, low, high, columns, f"{inner}/")
-            continue
-        (row,) = needed(table, "row")
-        chosen = (row >= low) & (row < high)
-        cut = mapped(lambda array, chosen=chosen: array[chosen], table)
-        # the column was read to choose by
-        if columns and not _wanted(columns, rows=False)(f"{inner}/row"):
-            del cut["row"]
-        found[name] = cut
-    return {name: table for name, table in found.items() if table or not columns}
-
-
-def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the tables of several parts as one; those of links are not in all of them."""
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(key for part in parts for key in part):
-        trees = [part[name] for part in parts if name in part]
-        if name in GROUPS:
-            found[name] = _joined(trees)
-            continue
-        # what a table without entries has for columns is from before the first values were seen
-        filled = [tree for tree in trees if _entries(tree)] or trees[-1:]
-        found[name] = mapped(_concatenated, *filled)
+def _keys(column: str) -> list[str]:
+    """Returns the names in the path of a column; they may be spelled as they are, or encoded as in files."""
+    found = []
+    for part in column.split("/"):
+        try:
+            found.append(names.decode_part(part))
+        except FormatError:
+            found.append(part)
     return found
-
-
-def _entries(tree: Any) -> int:
-    """Returns how many entries a table or column has."""
-    if isinstance(tree, dict | tuple):
-        return max(map(_entries, tree.values() if isinstance(tree, dict) else tree), default=0)
-    return len(tree)
-
-
-def _concatenated(*arrays: Array) -> Array:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _has(tree: Any, path: Sequence[str]) -> bool:
@@ -459,9 +464,8 @@ def _has(tree: Any, path: Sequence[str]) -> bool:
 def _paths(tree: Any, path: str = "") -> list[str]:
     if not isinstance(tree, dict):
         return [path]
-    return [each for key, value in tree.items() for each in _paths(value, f"{path}/{key}" if path else str(key))]
-
-
-def _column(tables: Mapping[str, Any], table: str, column: str, dtype: Any) -> Array:
-    found: Array = tables[table][column] if table in tables else np.empty(0, dtype)
-    return found
+    return [
+        each
+        for key, value in tree.items()
+        for each in _paths(value, f"{path}/{names.encode_part(str(key))}" if path else str(key))
+    ]

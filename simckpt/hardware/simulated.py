@@ -70,5 +70,14 @@ class Simulated:
         self.time += self.period
         reading = self.model(command, self.time)
         if reading is not None:
-            self._readings.append((self._sequence, self.time, np.array(reading, np.float64)))
+            self._readings.append((self._sequence, self.time, _numbers(reading)))
             self._sequence += 1
+
+
+def _numbers(reading: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.array(reading, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"a model returns the numbers of a reading, or None, got {str(reading)[:80]!r}", keys=["model"]
+        ) from error

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simckpt.hardware.session import NOTHING, READING, needed
+from simckpt.hardware import timing
+from simckpt.hardware.arrivals import Arrivals, Statistics
+from simckpt.hardware.session import NOTHING, READING
+from simckpt.hardware.tables import Array, needed
+from simckpt.storage import names
 
 if TYPE_CHECKING:
     from simckpt.hardware.session import Session
-
-Array = np.ndarray[Any, Any]
 
 
 def summary(session: Session) -> dict[str, Any]:
@@ -20,53 +22,59 @@ def summary(session: Session) -> dict[str, Any]:
     Returns:
         `rows`; `seconds`; `rate` [rows/s]; `step` and `period`, how long steps took and how far their beginnings lie
         apart, each `{"median", "p99", "p999", "longest"}` [s]; and `links`: for each `commands`, `readings`, `nothing`
-        (looks that gave none), `lost` and `late` (by the readings' numbers), and `delay`, how much longer than the
-        quickest a reading took, the same quantiles [s]: the clocks of device and recorder are not compared.
+        (looks that gave none), `lost`, `late`, and `delay`, how much longer than the quickest a reading took, as
+        `timing.delays` has it, the same quantiles [s]. `lost` are the numbers that are missing among those of the
+        readings, counted as a link counts them, but for one thing: which start of the device a reading is of is not
+        recorded, so that one that starts anew with a number much higher than its last lost all between.
     """
-    tables = session.read(["rows/started", "rows/finished", "commands", "readings"])
-    started, finished = needed(tables.get("rows", {}), "started", "finished")
+    started, finished = needed(session.read(["rows/started", "rows/finished"]).get("rows"), "started", "finished")
     periods = np.diff(started)
-    names = dict.fromkeys([*tables.get("commands", {}), *tables.get("readings", {})])
     return {
         "rows": len(started),
         "seconds": session.duration,
         "rate": 1e9 / float(np.median(periods)) if len(periods) and np.median(periods) > 0 else 0.0,
-        "step": _quantiles(finished - started),
-        "period": _quantiles(periods),
-        "links": {
-            name: _link(tables.get("commands", {}).get(name, {}), tables.get("readings", {}).get(name, {}))
-            for name in names
-        },
+        "step": _quantiles((finished - started) / 1e9),
+        "period": _quantiles(periods / 1e9),
+        "links": {link.name: _link(session, link.name) for link in session.links},
     }
 
 
-def _link(commands: dict[str, Array], readings: dict[str, Array]) -> dict[str, Any]:
-    (sent,) = needed(commands, "row")
-    kind, sequence, received, device_time, late = needed(
-        readings, "kind", "sequence", "received", "device_time", "late"
+def _link(session: Session, name: str) -> dict[str, Any]:
+    (sent,) = _columns(session, "commands", name, "row")
+    kind, sequence, received, device_time, late = _columns(
+        session, "readings", name, "kind", "sequence", "received", "device_time", "late"
     )
     came = kind == READING
-    delays = received[came] - device_time[came]
     return {
         "commands": len(sent),
         "readings": int(came.sum()),
         "nothing": int((kind == NOTHING).sum()),
         "lost": _lost(sequence[came]),
         "late": int(late[came].sum()),
-        "delay": _quantiles(delays - delays.min() if len(delays) else delays),
+        "delay": _quantiles(timing.delays(received[came], device_time[came])),
     }
 
 
+def _columns(session: Session, group: str, link: str, *columns: str) -> list[Array]:
+    """Returns some columns of a link's table, which not every part has."""
+    wanted = [f"{group}/{names.encode_part(link)}/{column}" for column in columns]
+    found = [
+        needed(tables[group][link], *columns) for tables in session.chunks(wanted) if link in tables.get(group, {})
+    ]
+    return [np.concatenate(each) for each in zip(*found, strict=True)] if found else needed(None, *columns)
+
+
 def _lost(sequence: Array) -> int:
-    """Returns how many numbers are missing between the first and the last; a device that starts anew loses none."""
-    steps = np.diff(sequence.astype(np.int64))
-    parts = np.split(sequence, np.flatnonzero(steps < -64) + 1)
-    return int(sum(int(part.max()) - int(part.min()) + 1 - len(np.unique(part)) for part in parts if len(part)))
+    counted = Statistics()
+    arrivals = Arrivals(counted)
+    for each in sequence.tolist():
+        arrivals.place(0, each)
+    return counted.lost
 
 
 def _quantiles(durations: Array) -> dict[str, float]:
-    """Returns quantiles of durations [ns], in seconds; zeros if there are none."""
+    """Returns quantiles of durations [s]; zeros if there are none."""
     if not len(durations):
         return {"median": 0.0, "p99": 0.0, "p999": 0.0, "longest": 0.0}
-    median, p99, p999, longest = np.quantile(durations, (0.5, 0.99, 0.999, 1.0)) / 1e9
+    median, p99, p999, longest = np.quantile(durations, (0.5, 0.99, 0.999, 1.0))
     return {"median": float(median), "p99": float(p99), "p999": float(p999), "longest": float(longest)}

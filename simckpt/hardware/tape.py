@@ -11,6 +11,7 @@ from simckpt.errors import StateMismatchError
 from simckpt.hardware.differences import distance, same_bits
 from simckpt.hardware.reading import Reading
 from simckpt.hardware.session import NOTHING, READING, TIME
+from simckpt.hardware.tables import needed
 
 if TYPE_CHECKING:
     from simckpt.hardware.link import Link
@@ -57,15 +58,14 @@ def entries_of(commands: Mapping[str, Any] | None, readings: Mapping[str, Any] |
     """Returns the entries of the two tables of a link, in order."""
     found = []
     if commands is not None:
-        names = ("order", "row", "sequence", "monotonic", "wall")
-        lines = zip(*(commands[name].tolist() for name in names), _rows_of(commands["values"]), strict=True)
+        *columns, sent = needed(commands, "order", "row", "sequence", "monotonic", "wall", "values")
+        lines = zip(*(column.tolist() for column in columns), _rows_of(sent), strict=True)
         for order, row, sequence, monotonic, wall, values in lines:
             found.append(Entry(order, row, SENT, sequence, 0, monotonic, wall, False, values))
     if readings is not None:
-        looks = ("order", "row", "kind", "sequence", "device_time", "received", "wall", "late")
-        found += map(
-            Entry._make, zip(*(readings[name].tolist() for name in looks), _rows_of(readings["values"]), strict=True)
-        )
+        looks = ("order", "row", "kind", "sequence", "device_time", "received", "wall", "late", "values")
+        *columns, came = needed(readings, *looks)
+        found += map(Entry._make, zip(*(column.tolist() for column in columns), _rows_of(came), strict=True))
     return sorted(found, key=lambda entry: entry.order)
 
 

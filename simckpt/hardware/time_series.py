@@ -12,12 +12,14 @@ import numpy as np
 from simckpt.errors import LeafNotFoundError
 from simckpt.hardware import timing
 from simckpt.hardware.session import READING
+from simckpt.hardware.tables import cut, needed
+from simckpt.storage import names
 from simckpt.storage.session_records import LinkRecord
-from simckpt.storage.sessions import mapped
 
 Array = np.ndarray[Any, Any]
 
 _INDEXED = re.compile(r"(.*?)((?:\[\d+\])*)", re.DOTALL)
+_REAL = "biuf"  # kinds of dtypes that are numbers over time
 _ROW_COLUMNS = ("action", "observation", "reward", "terminated", "truncated", "signals")
 
 
@@ -116,7 +118,7 @@ def _spelled(name: str, column: Any) -> Iterator[str]:
         for key, part in pairs:
             yield from _spelled(f"{name}/{key}", part)
         return
-    for place in np.ndindex(column.shape[1:]):
+    for place in np.ndindex(column.shape[1:] if column.dtype.kind in _REAL else (0,)):
         yield name + "".join(f"[{number}]" for number in place)
 
 
@@ -124,20 +126,25 @@ def _of_rows(
     source: Recorded, name: str, parts: list[str], index: tuple[int, ...], start: int | None, stop: int | None
 ) -> Series | None:
     when = "started" if parts[0] == "action" else "finished"
-    rows = source.read([f"rows/{each}" for each in ("row", when, parts[0])], start=start, stop=stop).get("rows", {})
+    path = "/".join(map(names.encode_part, parts[:2] if parts[0] == "signals" else parts[:1]))
+    try:
+        rows = source.read([f"rows/{each}" for each in ("row", when, path)], start=start, stop=stop).get("rows", {})
+    except LeafNotFoundError:  # the caller says it in its own words
+        return None
     column = rows.get(parts[0])
     for part in parts[1:]:
         if isinstance(column, tuple) and part.isdecimal() and int(part) < len(column):
             column = column[int(part)]
         else:
             column = column.get(part) if isinstance(column, Mapping) else None
-    if not isinstance(column, np.ndarray) or len(index) != column.ndim - 1:
+    if not isinstance(column, np.ndarray) or len(index) != column.ndim - 1 or column.dtype.kind not in _REAL:
         return None
     if any(place >= size for place, size in zip(index, column.shape[1:], strict=True)):
         return None
     place: Any = (slice(None), *index)
     values = column[place].astype(np.float64)
-    return Series(name, timing.seconds(rows[when], source.started), rows["row"], values)
+    times, numbers = needed(rows, when, "row")
+    return Series(name, timing.seconds(times, source.started), numbers, values)
 
 
 def _of_link(source: Recorded, name: str, start: int | None, stop: int | None) -> Series | None:
@@ -149,9 +156,14 @@ def _of_link(source: Recorded, name: str, start: int | None, stop: int | None) -
             break
     else:
         return None
-    table = link_table(source, kind, link.name, start=start, stop=stop)
-    times = table["monotonic" if kind == "command" else "received"]
-    return Series(name, timing.seconds(times, source.started), table["row"], table["values"][:, place])
+    return series_of(source, kind, link, columns[place], link_table(source, kind, link.name, start=start, stop=stop))
+
+
+def series_of(source: Recorded, kind: str, link: LinkRecord, value: str, table: Mapping[str, Array]) -> Series:
+    """Returns the time series of one value of a link, from a table of `link_table`: one look at the disk for many."""
+    place = (link.command if kind == "command" else link.reading).index(value)
+    times, rows, values = needed(table, "monotonic" if kind == "command" else "received", "row", "values")
+    return Series(f"{kind}/{link.name}/{value}", timing.seconds(times, source.started), rows, values[:, place])
 
 
 def link_table(
@@ -166,12 +178,16 @@ def link_table(
         start: the first row.
         stop: one behind the last row.
     """
-    table = source.read([f"{kind}s"], start=start, stop=stop).get(f"{kind}s", {}).get(link)
+    wanted = f"{kind}s/{names.encode_part(link)}"
+    table = source.read([wanted], start=start, stop=stop).get(f"{kind}s", {}).get(link)
     if table is None:
         empty = {each: np.empty(0, np.int64) for each in ("row", "sequence", "monotonic", "received", "device_time")}
         columns = next((getattr(each, kind) for each in source.links if each.name == link), ())
         return {**empty, "values": np.empty((0, len(columns)))}
-    return {key: column[table["kind"] == READING] for key, column in table.items()} if kind == "reading" else table
+    if kind == "command":
+        return dict(table)
+    (kinds,) = needed(table, "kind")
+    return {key: column[kinds == READING] for key, column in table.items()}
 
 
 @dataclass(frozen=True)
@@ -194,21 +210,4 @@ class Excerpt:
         self, columns: Sequence[str] | None = None, *, start: int | None = None, stop: int | None = None
     ) -> dict[str, Any]:
         """Returns the tables with the entries of the rows from `start` on and below `stop`; all columns of them."""
-        if start is None and stop is None:
-            return self.tables
-        return _cut(self.tables, start, stop)
-
-
-def _cut(tables: Mapping[str, Any], start: int | None, stop: int | None) -> dict[str, Any]:
-    found = {}
-    for name, table in tables.items():
-        if "row" not in table:
-            found[name] = _cut(table, start, stop)
-            continue
-        chosen = np.ones(len(table["row"]), bool)
-        if start is not None:
-            chosen &= table["row"] >= start
-        if stop is not None:
-            chosen &= table["row"] < stop
-        found[name] = mapped(lambda array, chosen=chosen: array[chosen], table)
-    return found
+        return self.tables if start is None and stop is None else cut(self.tables, start, stop)

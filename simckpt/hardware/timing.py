@@ -67,28 +67,3 @@ def _above_line(received: Array, device_time: Array) -> Array:
 
 def _turns_right(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
     return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
-
-
-def thinned(x: Array, y: Array, most: int = 4000) -> tuple[Array, Array]:
-    """Returns at most about `most` points of a curve, which looks as the whole one does: smallest and largest stay.
-
-    Args:
-        x: `(n,)`, in order.
-        y: `(n,)`; NaN is a gap, and a gap stays.
-        most: so many points, or a few more.
-    """
-    if len(x) <= most:
-        return x, y
-    parts = max(most // 4, 1)
-    edges = np.linspace(0, len(x), parts + 1).astype(np.int64)
-    kept = []
-    for start, stop in itertools.pairwise(edges):
-        part = y[start:stop]
-        gaps = np.isnan(part)
-        places = {0, stop - start - 1}
-        if not gaps.all():
-            places |= {int(np.nanargmin(part)), int(np.nanargmax(part))}
-        if gaps.any():
-            places.add(int(np.argmax(gaps)))
-        kept += [start + place for place in sorted(places)]
-    return x[kept], y[kept]

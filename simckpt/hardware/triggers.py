@@ -5,14 +5,16 @@ So a trigger costs the loop nothing, and comes up to a part (a second) after its
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from simckpt.errors import ConfigurationError
+from simckpt.hardware.columns import Form, leaves_of
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +36,9 @@ class Found:
 
 @dataclass(frozen=True)
 class OnError:
-    """An exception that leaves `step` or `reset`, or a number in a row that is not finite.
+    """An exception or a number in a row that is not finite.
+
+    It may leave `step` or `reset`, or else the block `with recorder:`, or end the program.
 
     Args:
         finite: whether numbers that are not finite count.
@@ -147,6 +151,80 @@ class Watchdog:
 
 Trigger = OnError | OutOfRange | Watchdog
 _KINDS = {"OnError": OnError, "OutOfRange": OutOfRange, "Watchdog": Watchdog}
+
+
+def checked_triggers(
+    triggers: Any, *, forms: Mapping[str, Form], signals: Iterable[str], links: Mapping[str, tuple[str, ...]]
+) -> tuple[Trigger, ...]:
+    """Returns triggers, each of which can fire.
+
+    Args:
+        triggers: a sequence of them.
+        forms: of "observation" and "action".
+        signals: names of those that are recorded.
+        links: {name: names of the values of its readings}.
+
+    Raises:
+        ConfigurationError: something else; or a value that is looked for is not recorded, as far as that is known.
+    """
+    if isinstance(triggers, OnError | OutOfRange | Watchdog | str) or not isinstance(triggers, Iterable):
+        raise ConfigurationError(f"triggers= is a list of triggers, got {triggers!r}", keys=["triggers"])
+    found = tuple(triggers)
+    for trigger in found:
+        trigger_to_json(trigger)
+        if isinstance(trigger, OutOfRange):
+            _check_range(trigger, forms, tuple(signals), links)
+    return found
+
+
+def _check_range(
+    trigger: OutOfRange, forms: Mapping[str, Form], signals: tuple[str, ...], links: Mapping[str, tuple[str, ...]]
+) -> None:
+    known = ("observation", "action", "reward", "reading", *signals)
+    if trigger.what not in known:
+        near = difflib.get_close_matches(trigger.what, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        raise _never(trigger, f"nothing of the name {trigger.what!r} is recorded; {hint}")
+    if trigger.what == "reading" and not links:
+        raise _never(trigger, "the env has no link whose readings there are")
+    if isinstance(trigger.index, str):
+        values = [name for names in links.values() for name in names]
+        if trigger.what != "reading" or trigger.index not in values:
+            near = difflib.get_close_matches(trigger.index, values, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"those of the readings are {', '.join(values) or 'none'}"
+            raise _never(trigger, f"no value of a reading has the name {trigger.index!r}; {hint}")
+    elif trigger.index is not None and trigger.what not in signals:
+        if trigger.what == "reading":
+            sizes = [len(names) for names in links.values()]
+        elif trigger.what == "reward":
+            sizes = [1]
+        else:
+            sizes = [math.prod(shape) for _, shape in leaves_of(forms[trigger.what])]
+        _check_index(trigger, sizes)
+
+
+def _check_index(trigger: OutOfRange, sizes: list[int]) -> None:
+    largest = max(sizes, default=0)
+    if not isinstance(trigger.index, int) or isinstance(trigger.index, bool):
+        raise _never(trigger, f"index= is a whole number, got {trigger.index!r}")
+    if not -largest <= trigger.index < largest:
+        raise _never(trigger, f"{trigger.what} has {largest} values, and no index {trigger.index}")
+
+
+def check_sizes(triggers: Iterable[Trigger], signals: Mapping[str, Any]) -> list[str]:
+    """Returns a text about each trigger that looks for a value that a signal, of which there is one now, lacks."""
+    found = []
+    for trigger in triggers:
+        if isinstance(trigger, OutOfRange) and trigger.what in signals and trigger.index is not None:
+            try:
+                _check_index(trigger, [np.asarray(signals[trigger.what]).size])
+            except ConfigurationError as error:
+                found.append(str(error))
+    return found
+
+
+def _never(trigger: OutOfRange, why: str) -> ConfigurationError:
+    return ConfigurationError(f"OutOfRange({trigger.what!r}) can never fire: {why}", keys=["triggers"])
 
 
 def trigger_to_json(trigger: Trigger) -> dict[str, Any]:

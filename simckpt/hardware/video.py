@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,21 +169,3 @@ def _render(renderer: Any, replay: Replay, camera: int | str) -> Frame:
         raise ConfigurationError(f"the model has no camera {camera!r}: {error}", keys=["camera"]) from error
     picture: Frame = renderer.render()
     return picture
-
-
-def made_env(text: str) -> gym.Env[Any, Any]:
-    """Returns the env that a text means: "my_robot:make_env", a function of a module, or a Gymnasium id, "Ant-v5".
-
-    Raises:
-        ConfigurationError: there is no such function or id.
-    """
-    module, colon, function = text.partition(":")
-    # modules beside the caller, as for a script
-    sys.path.insert(0, os.fspath(Path.cwd()))
-    try:
-        made: gym.Env[Any, Any] = getattr(importlib.import_module(module), function)() if colon else gym.make(text)
-    except (ImportError, AttributeError, gym.error.Error) as error:
-        raise ConfigurationError(f"{text}: there is no such function or env ({error})", keys=["env"]) from error
-    finally:
-        sys.path.pop(0)
-    return made

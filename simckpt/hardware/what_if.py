@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simckpt.arguments import checked_whole
 from simckpt.errors import ConfigurationError
+from simckpt.hardware.arrivals import Statistics
+from simckpt.hardware.connection import SimulatedConnection
 from simckpt.hardware.differences import ReplayReport
 from simckpt.hardware.link import Link, devices_out_of_reach
 from simckpt.hardware.reading import Reading
 from simckpt.hardware.session import NOTHING, READING, Session
 from simckpt.hardware.simulated import Model, Simulated
+from simckpt.hardware.tables import Array, needed
 from simckpt.hardware.time_series import Excerpt, Series, link_table
 from simckpt.hardware.timing import seconds
 from simckpt.state.reseeding import reseed
-from simckpt.storage.sessions import mapped
+from simckpt.state.tables import mapped
 
 if TYPE_CHECKING:
     from simckpt.hardware.replay import Replay
 
-Array = np.ndarray[Any, Any]
 Policy = Callable[[Any], Any]
 Models = Model | Simulated | Mapping[str, Model | Simulated]
 
@@ -71,12 +74,13 @@ class WhatIf(Excerpt):
 
 
 class _Modelled:
-    """A model in the place of a device: answers a link, and keeps what was said."""
+    """A model in the place of a device: what answers a link."""
 
-    def __init__(self, device: Simulated, started: int, sequence: int) -> None:
+    def __init__(self, device: Simulated, link: Link, started: int) -> None:
+        self._connection = SimulatedConnection(device, link.reading, Statistics())
         self._device = device
         self._started, self._before = started, device.time
-        self._sequence = sequence
+        self._sequence = link.next_sequence
 
     def send(self, values: Array) -> int:
         self._device.send(values)
@@ -84,12 +88,11 @@ class _Modelled:
         return self._sequence - 1
 
     def receive(self, timeout: float) -> Reading | None:
-        message = self._device.receive(timeout)
-        if message is None:
+        found = self._connection.receive(timeout)
+        if found is None:
             return None
-        now = self.time()
-        message.values.flags.writeable = False
-        return Reading(message.values, message.sequence, message.monotonic, now, 0)
+        message, _ = found
+        return Reading(message.values, message.sequence, message.monotonic, self.time(), 0)
 
     def time(self) -> int:
         return self._started + self._device.time - self._before
@@ -141,23 +144,26 @@ def play_what_if(
 ) -> WhatIf:
     """Returns what another policy would have done; see `Replay.what_if`."""
     session = replay.session
-    if steps < 1 or lead < 0:
-        raise ConfigurationError(f"steps is 1 or more and lead 0 or more, got {steps} and {lead}", keys=["steps"])
-    devices = _devices(replay, model, period_of(session))
+    steps, lead = checked_whole("steps", steps, least=1), checked_whole("lead", lead)
+    if not callable(policy):
+        raise ConfigurationError(f"a policy is called as policy(observation), got {policy!r}", keys=["policy"])
+    seed = None if seed is None else checked_whole("seed", seed)
+    period = period_of(session)
+    devices = _devices(replay, model, period)
     way = replay.go_to(start)
     if seed is not None:
         saved = replay.capture()
         reseed(saved, f"what if {seed}")
         replay.apply(saved)
-    clock = _Clock(_time_of(session, start), round(period_of(session) * 1e9))
+    clock = _Clock(_time_of(session, start), round(period * 1e9))
     notebooks = {name: _Notebook(clock.now, lambda: clock.row) for name in replay.links}
     clock.row = start
-    for name, link in replay.links.items():
-        if name in devices:
-            _lead(session, devices[name], name, start - lead, start)
-            link.source = _Modelled(devices[name], clock.started, link.next_sequence)
-        link.observer = notebooks[name]
     try:
+        for name, link in replay.links.items():
+            if name in devices:
+                _lead(session, devices[name], name, start - lead, start)
+                link.source = _Modelled(devices[name], link, clock.started)
+            link.observer = notebooks[name]
         rows, ended = _roll(replay, policy, clock, steps)
     finally:
         replay.take_links()
@@ -190,8 +196,10 @@ def _roll(replay: Replay, policy: Policy, clock: _Clock, steps: int) -> tuple[di
     clock.first = clock.row
     lines: list[dict[str, Any]] = []
     observation, ended = replay.observation, False
+    usual = _usual_action(replay.session, clock.row)
     while len(lines) < steps and not ended:
         action = policy(observation)
+        _check_action(action, usual)
         started = clock.now()
         with devices_out_of_reach():
             observation, reward, terminated, truncated, _ = replay.env.step(action)
@@ -213,6 +221,33 @@ def _roll(replay: Replay, policy: Policy, clock: _Clock, steps: int) -> tuple[di
     return mapped(lambda *arrays: np.stack(arrays), *lines), ended
 
 
+def _usual_action(session: Session, row: int) -> Any:
+    """Returns the column of actions at a row, or before it; None if there is none."""
+    for tables in session.chunks(["rows/action"], start=row - 1, stop=row + 1):
+        if "rows" in tables:
+            return needed(tables["rows"], "action")[0]
+    return None
+
+
+def _check_action(action: Any, usual: Any, place: str = "") -> None:
+    """Raises ConfigurationError unless an action is made as those that were recorded; dtypes may differ."""
+    if isinstance(usual, Mapping):
+        fits = isinstance(action, Mapping) and {str(key) for key in action} == set(usual)
+        pairs = [(f"{place}[{key!r}]", part, usual[str(key)]) for key, part in action.items()] if fits else []
+    elif isinstance(usual, tuple):
+        fits = isinstance(action, tuple) and len(action) == len(usual)
+        pairs = [(f"{place}[{at}]", *each) for at, each in enumerate(zip(action, usual, strict=True))] if fits else []
+    else:
+        pairs, fits = [], usual is None or np.shape(action) == usual.shape[1:]
+    if not fits:
+        wanted = type(usual).__name__ if isinstance(usual, Mapping | tuple) else f"an array of shape {usual.shape[1:]}"
+        raise ConfigurationError(
+            f"the policy returned {str(action)[:80]!r}; an action{place} of this session is {wanted}", keys=["policy"]
+        )
+    for each in pairs:
+        _check_action(each[1], each[2], each[0])
+
+
 def mapped_leaves(tree: Any) -> Any:
     """Returns nested dicts and tuples with copies of the arrays, and arrays in place of numbers."""
     if isinstance(tree, Mapping):
@@ -223,7 +258,7 @@ def mapped_leaves(tree: Any) -> Any:
 
 
 def _devices(replay: Replay, model: Models | None, period: float) -> dict[str, Simulated]:
-    """Returns a copy of the model for each link that has one."""
+    """Returns a copy of the model for each link that has one; a model that was recorded goes on by itself."""
     links = replay.links
     if model is None:
         given: Mapping[str, Any] = {}
@@ -238,7 +273,13 @@ def _devices(replay: Replay, model: Models | None, period: float) -> dict[str, S
             f"model={{name: model}}, or one for the only link; got {model!r}",
             keys=["model"],
         )
-    return {name: _device(each, period) for name, each in given.items()}
+    # one where a device was recorded is in no state that a replay restores
+    own = {
+        name: link.transport
+        for name, link in links.items()
+        if isinstance(link.transport, Simulated) and name not in replay.simulated
+    }
+    return {name: _device(each, period) for name, each in {**own, **given}.items()}
 
 
 def _device(model: Model | Simulated, period: float) -> Simulated:
@@ -258,14 +299,14 @@ def _lead(session: Session, device: Simulated, link: str, start: int, stop: int)
 
 def period_of(session: Session) -> float:
     """Returns how far apart the rows of a session usually began [s]."""
-    begun = session.read(["rows/started"]).get("rows", {}).get("started", ())
+    (begun,) = needed(session.read(["rows/started"]).get("rows"), "started")
     return float(np.median(np.diff(begun))) / 1e9 if len(begun) > 1 else PERIOD
 
 
 def _time_of(session: Session, row: int) -> int:
     """Returns when a row began, or the last thing before it ended [ns]."""
-    rows = session.read(["rows/started", "rows/finished"], start=max(row - 1, 0), stop=row + 1).get("rows", {})
-    finished = rows.get("finished", ())
+    rows = session.read(["rows/finished"], start=max(row - 1, 0), stop=row + 1).get("rows")
+    (finished,) = needed(rows, "finished")
     return int(finished[0]) if len(finished) else session.started
 
 
@@ -291,7 +332,7 @@ def model_readings(
         stop: one behind the last row.
 
     Raises:
-        ConfigurationError: there is no such link or value.
+        ConfigurationError: there is no such link or value, or the model returns no such readings.
         DamagedError: what was recorded cannot be trusted.
     """
     known = {each.name: each for each in session.links if link is None or each.name == link}
@@ -304,13 +345,14 @@ def model_readings(
         )
     sent = link_table(session, "command", chosen.name, start=start, stop=stop)
     device = _device(model, period_of(session))
+    connection = SimulatedConnection(device, chosen.reading, Statistics())
     place = chosen.reading.index(value)
     times, rows, values = [], [], []
     for row, moment, command in zip(sent["row"].tolist(), sent["monotonic"].tolist(), sent["values"], strict=True):
         device.send(command)
-        while (message := device.receive(0.0)) is not None:
+        while (answer := connection.receive(0.0)) is not None:
             times.append(moment)
             rows.append(row)
-            values.append(float(message.values[place]))
+            values.append(float(answer[0].values[place]))
     found = seconds(np.array(times, np.int64), session.started)
     return Series(f"model of {chosen.name}/{value}", found, np.array(rows, np.int64), np.array(values))

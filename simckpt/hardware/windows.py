@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simckpt.storage.sessions import mapped
+from simckpt.hardware.tables import cut
 
 if TYPE_CHECKING:
     from simckpt.hardware.session import Session
@@ -32,19 +32,4 @@ def windows(session: Session, *, start: int | None = None, stop: int | None = No
         # entries before the first of these rows, and those of a row that is complete in the next part, come along
         edges = [-1, *(int(rows[place]) for place in range(ROWS, len(rows), ROWS)), _LAST]
         for low, high in itertools.pairwise(edges):
-            yield tables if len(edges) == 2 else _cut(tables, low, high)
-
-
-def _cut(tables: Mapping[str, Any], low: int, high: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, table in tables.items():
-        if "row" not in table:
-            found[name] = _cut(table, low, high)
-            continue
-        row = table["row"]
-        # what the recording process notes by itself may be out of order
-        chosen: Any = (row >= low) & (row < high)
-        if name != "events":
-            chosen = slice(*np.searchsorted(row, (low, high)))
-        found[name] = mapped(lambda array, chosen=chosen: array[chosen], table)
-    return found
+            yield tables if len(edges) == 2 else cut(tables, low, high)

@@ -30,6 +30,7 @@ KINDS = {
     "claim": "the `owner.json` of a writer",
     "lineage": "references between records",
     "session": "a recording of hardware in the loop",
+    "unfinished session": "one that its processes left without an end",
     "work": "in `tmp/`",
     "trash": "in `trash/`",
     "unused segment": "a segment that no checkpoint and no save in progress refers to",
@@ -104,6 +105,7 @@ class Counts:
         checkpoints: whose own files were compared byte by byte; by `quick`, whose sizes and references were.
         pruned: tombstones.
         archived: checkpoints in the archive alone, of which only the records here were looked at.
+        archived_sessions: sessions of which that holds.
         leaves: whose bytes are those that were saved, those in segments not counted again for each checkpoint.
         segments: that were read; by `quick`, whose sizes were compared.
         nbytes: that were read and compared with digests [bytes].
@@ -114,6 +116,7 @@ class Counts:
     checkpoints: int = 0
     pruned: int = 0
     archived: int = 0
+    archived_sessions: int = 0
     leaves: int = 0
     segments: int = 0
     nbytes: int = 0
@@ -265,7 +268,8 @@ _TEXTS = {
     "claim": ("who writes the run is not known; it can be claimed after 600 s of silence", "stop the run's writer"),
     "session": (
         "these rows, or the states in this snapshot, cannot be read; all else of the session can, and all checkpoints",
-        "put a copy of the file back, if there is one; `simckpt check --repair` leaves it alone",
+        "`simckpt check --repair` brings it back from an archive, or leaves it alone; `simckpt session pull --verify` "
+        "brings back what was pushed; else put a copy of the file back",
     ),
     "lineage": ("what descends from what is not known beyond this place; each checkpoint restores by its id", ""),
 }

@@ -17,18 +17,26 @@ from simckpt.archive import Archive
 from simckpt.archive.mending import belongs
 from simckpt.errors import (
     ArchiveDamagedError,
-    ArchiveUnavailableError,
     CheckpointNotFoundError,
     DamagedError,
     FormatError,
-    RunLockedError,
     SimckptError,
     StorageError,
     StoreError,
 )
+from simckpt.maintenance.bringing_back import (
+    BACK,
+    IN_SESSIONS,
+    OF_FILES,
+    Action,
+    fetched_checkpoints,
+    fetched_sessions,
+    folder_of,
+    gap,
+    has_archive,
+)
 from simckpt.maintenance.check import Scope, Tell, check, opened
 from simckpt.maintenance.findings import OUT_OF_PLACE, Affected, Finding, Report
-from simckpt.maintenance.lineage import MISSING
 from simckpt.maintenance.rebuilding import rebuilt_index, rebuilt_run
 from simckpt.storage import (
     CommitRecord,
@@ -38,34 +46,15 @@ from simckpt.storage import (
     claims,
     index,
     marks,
-    names,
     quarantine,
     usage,
 )
 from simckpt.storage.records import SHARDS_FILE
 from simckpt.storage.run_records import parse_run
+from simckpt.storage.session_ending import close_session
 from simckpt.storage.store_reader import RUN_FILE
 
 _LEFT = ("rest", "segment rest", "structure", "claim", "archive", "session")  # kinds of damage
-_BACK = "comes back from the archive"
-_OF_FILES = ("commit record", "index", "leaves", "rest", "structure", "segment", "segment rest")
-
-
-@dataclass(frozen=True)
-class Action:
-    """One thing that a repair does, would do, or could not do.
-
-    Attributes:
-        path: what it is about, relative to the store.
-        text: what is done.
-        done: whether it was.
-        problem: why it was not, or will not be; empty otherwise.
-    """
-
-    path: str
-    text: str
-    done: bool = False
-    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,14 +80,17 @@ class Repair:
         return tuple(finding for finding in self.before.damage if self._stays(finding))
 
     def _stays(self, finding: Finding) -> bool:
-        if any((each.path, each.text) == (finding.path, _BACK) and not each.problem for each in self.actions):
+        if any((each.path, each.text) == (finding.path, BACK) and not each.problem for each in self.actions):
             return False
         if finding.kind == "start":
             return bool(finding.affected)  # until a start of the same content writes it again
-        moved = [action.path for action in self.actions if not action.problem]
+        if finding.kind == "session":
+            back = [each.path for each in self.actions if each.text == BACK and not each.problem]
+            return not (self.dry_run and any(finding.path.startswith(f"{path}/") for path in back))
+        moved = [each.path for each in self.actions if not (each.problem or each.path.startswith(IN_SESSIONS))]
         if any(finding.path == path or finding.path.startswith(f"{path}/") for path in moved):
             return False
-        return finding.kind in _LEFT or (finding.kind == "lineage" and _gap(finding) is None)
+        return finding.kind in _LEFT or (finding.kind == "lineage" and gap(finding) is None)
 
     def as_json(self) -> dict[str, Any]:
         """Returns all of it for programs."""
@@ -128,16 +120,18 @@ def repair(
     """
     before = check(path, scope, tell=tell)
     store = opened(path)
-    asked = _fetched(store, before, dry_run=dry_run)
+    asked = fetched_checkpoints(store, before, dry_run=dry_run)
+    recorded = fetched_sessions(store, before, dry_run=dry_run)
     held = {place: action for place, action in asked.items() if action.problem}
     fetched = {place: action for place, action in asked.items() if not action.problem}
     left = before
     if dry_run:
         left = _without(before, fetched)
-    elif fetched:
+    elif fetched or any(action.done for action in recorded):
         # what came back and is damaged all the same is treated like any other
         left = before = check(path, scope, tell=tell)
-    return Repair(before, (*fetched.values(), *_Repairer(store, left, held, fetched, dry_run).actions()), dry_run)
+    actions = (*fetched.values(), *recorded, *_Repairer(store, left, held, fetched, dry_run).actions())
+    return Repair(before, actions, dry_run)
 
 
 def _without(report: Report, fetched: Collection[tuple[str, int]]) -> Report:
@@ -145,66 +139,10 @@ def _without(report: Report, fetched: Collection[tuple[str, int]]) -> Report:
 
     def stays(finding: Finding) -> bool:
         if finding.kind == "lineage":
-            return (finding.run, _gap(finding)) not in fetched
-        return finding.kind not in _OF_FILES or not any((each.run, each.seq) in fetched for each in finding.affected)
+            return (finding.run, gap(finding)) not in fetched
+        return finding.kind not in OF_FILES or not any((each.run, each.seq) in fetched for each in finding.affected)
 
     return dataclasses.replace(report, findings=tuple(filter(stays, report.findings)))
-
-
-def _folder(run: str, seq: int) -> str:
-    return f"runs/{run}/checkpoints/{names.sequence_name(seq)}"
-
-
-def _fetched(store: StoreFiles, report: Report, *, dry_run: bool) -> dict[tuple[str, int], Action]:
-    """Brings damaged checkpoints back from the archive; returns what came, and what may be there out of reach.
-
-    The archive is asked for each of them: a kill may have kept this store from noting what it has.
-    """
-    held: dict[tuple[str, int], Action] = {}
-    archive, unreachable, came = None, "", False
-    for run, seq in _lost_places(report):
-        if not store.archived_file(run, seq).exists() and not _has_archive(store):
-            continue
-        where, problem = _folder(run, seq), unreachable
-        try:
-            if not unreachable:
-                archive = archive or Archive(store)
-                came = bool(archive.bring_back(run, seq, dry_run=dry_run)) or came
-                if not came:
-                    continue  # else all that it lacked may have come with another one
-        except (ArchiveDamagedError, CheckpointNotFoundError):
-            continue  # the archive does not have it either
-        except (StorageError, RunLockedError) as error:
-            problem = str(error)
-        except SimckptError as error:
-            problem = f"the archive cannot be reached: {error}"
-            if isinstance(error, ArchiveUnavailableError):
-                unreachable = problem  # which takes its time to find out
-        if problem:
-            held[run, seq] = Action(where, "is left alone", problem=problem)
-        else:
-            held[run, seq] = Action(where, _BACK, done=not dry_run)
-    return held
-
-
-def _lost_places(report: Report) -> list[tuple[str, int]]:
-    """Returns (run, number) of the checkpoints whose files, or whose folders, are not what was written."""
-    found = {(each.run, each.seq) for kind in _OF_FILES for each in _affected(report, kind)}
-    gaps = ((finding.run, _gap(finding)) for finding in report.damage if finding.kind == "lineage")
-    return sorted(found | {(run, seq) for run, seq in gaps if run is not None and seq is not None})
-
-
-def _affected(report: Report, kind: str) -> Iterator[Affected]:
-    for finding in report.damage:
-        if finding.kind == kind:
-            yield from finding.affected
-
-
-def _has_archive(store: StoreFiles) -> bool:
-    try:
-        return store.archive() is not None
-    except StoreError:
-        return True  # whose record is damaged
 
 
 class _Repairer:
@@ -248,11 +186,15 @@ class _Repairer:
             if finding.kind == "start" and (action := self._small_back(finding)) is not None:
                 yield action
                 continue
-            is_gone = any(finding.path.startswith(f"{_folder(run, seq)}/") for run, seq in self._gone)
+            is_gone = any(finding.path.startswith(f"{folder_of(run, seq)}/") for run, seq in self._gone)
             if not is_gone and os.path.lexists(self._store.path / finding.path):
                 yield self._put_aside(finding.path)
         for finding in self._of("mark"):
             yield self._repair_mark(finding)
+        for finding in self._report.findings:
+            if finding.kind == "unfinished session":
+                close = functools.partial(close_session, self._store.path, finding.path.rpartition("/")[2])
+                yield self._do(finding.path, "is closed: what its processes have written stays", close)
 
     def _of(self, kind: str) -> tuple[Finding, ...]:
         return tuple(finding for finding in self._report.damage if finding.kind == kind)
@@ -295,7 +237,7 @@ class _Repairer:
     def _rewrite_run(self, finding: Finding) -> Action:
         assert finding.run is not None
         record, unreachable = self._run_in_archive(finding.run)
-        text, problem = _BACK, ""
+        text, problem = BACK, ""
         if record is None:
             text = "is made anew from the run's checkpoints and starts"
             record, problem = rebuilt_run(self._store, finding.run)
@@ -321,7 +263,7 @@ class _Repairer:
         with contextlib.suppress(DamagedError, FormatError):
             if data is not None:
                 self._store.check_small(run, file, data)
-                return self._do(finding.path, _BACK, functools.partial(self._take_back, run, file, data))
+                return self._do(finding.path, BACK, functools.partial(self._take_back, run, file, data))
         return None
 
     def _take_back(self, run: str, file: str, data: bytes) -> None:
@@ -330,7 +272,7 @@ class _Repairer:
 
     def _asked(self, run: str, file: str) -> tuple[bytes | None, str]:
         """Returns what the archive has of a small file, if it has one and can be asked, and why it cannot be."""
-        if not _has_archive(self._store) or self._silent:
+        if not has_archive(self._store) or self._silent:
             return None, self._silent
         try:
             self._archive = self._archive or Archive(self._store)
@@ -369,7 +311,7 @@ class _Repairer:
         except DamagedError as error:
             return os.path.relpath(error.path, self._store.path)
         except StoreError:
-            return _folder(told.run, told.seq)
+            return folder_of(told.run, told.seq)
         return None
 
     def _quarantine_checkpoints(self) -> Iterator[Action]:
@@ -379,7 +321,7 @@ class _Repairer:
         )
         lost = {(each.run, each.seq): each for each in report.lost}
         for finding in self._of("lineage"):
-            seq = _gap(finding)
+            seq = gap(finding)
             if finding.run is not None and seq is not None:
                 lost.setdefault((finding.run, seq), Affected(finding.run, seq))
         others = {
@@ -456,8 +398,3 @@ class _Repairer:
             return self._small_back(finding) or self._put_aside(finding.path)
         run = finding.run
         return self._do(finding.path, "is written again", lambda: self._store.rewrite_mark(run, checkpoint, name))
-
-
-def _gap(finding: Finding) -> int | None:
-    """Returns the number of a commit whose folder was removed, if a finding tells of that."""
-    return int(finding.path.rpartition("/")[2]) if finding.problem.startswith(MISSING) else None

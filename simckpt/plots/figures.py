@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from simckpt import presentation
 from simckpt.errors import ConfigurationError
+
+Array = np.ndarray[Any, Any]
 
 # Okabe and Ito's colours, which people with colour blindness tell apart; without black and yellow
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -94,3 +99,28 @@ def page(title: str, made: Sequence[Any]) -> str:
     style = f"body {{ font-family: {FONT}; margin: 24px auto; max-width: 1100px; color: {INK} }}"
     head = f'<meta charset="utf-8"><title>{text(title)}</title><style>{style}</style>'
     return f"<!DOCTYPE html><html><head>{head}</head><body>{''.join(parts)}</body></html>"
+
+
+def thinned(x: Array, y: Array, most: int = 4000) -> tuple[Array, Array]:
+    """Returns at most about `most` points of a curve, which looks as the whole one does: smallest and largest stay.
+
+    Args:
+        x: `(n,)`, in order.
+        y: `(n,)`; NaN is a gap, and a gap stays.
+        most: so many points, or a few more.
+    """
+    if len(x) <= most:
+        return x, y
+    parts = max(most // 4, 1)
+    edges = np.linspace(0, len(x), parts + 1).astype(np.int64)
+    kept = []
+    for start, stop in itertools.pairwise(edges):
+        part = y[start:stop]
+        gaps = np.isnan(part)
+        places = {0, stop - start - 1}
+        if not gaps.all():
+            places |= {int(np.nanargmin(part)), int(np.nanargmax(part))}
+        if gaps.any():
+            places.add(int(np.argmax(gaps)))
+        kept += [start + place for place in sorted(places)]
+    return x[kept], y[kept]

@@ -10,7 +10,8 @@ import numpy as np
 from simckpt.errors import ConfigurationError, LeafNotFoundError
 from simckpt.hardware import timing
 from simckpt.hardware.session import Session
-from simckpt.hardware.time_series import Recorded, Series, link_table, names_of, series
+from simckpt.hardware.tables import needed
+from simckpt.hardware.time_series import Recorded, Series, link_table, names_of, series, series_of
 from simckpt.plots import figures
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ def commands_and_readings(
     chosen = _chosen_link(session, link)
     values = list(dict.fromkeys([*chosen.command, *chosen.reading]))[:MOST]
     made = _panels(f"{session.name}: {chosen.name}", values, note=_note_of(session, start, stop))
-    for place, value in enumerate(values):
-        for kind, columns, color in (("command", chosen.command, 0), ("reading", chosen.reading, 1)):
+    for kind, columns, color in (("command", chosen.command, 0), ("reading", chosen.reading, 1)):
+        table = link_table(session, kind, chosen.name, start=start, stop=stop)
+        for place, value in enumerate(values):
             if value in columns:
-                found = series(session, f"{kind}/{chosen.name}/{value}", start=start, stop=stop)
+                found = series_of(session, kind, chosen, value, table)
                 shape = "hv" if kind == "command" else "linear"
                 _line(made, found, place, figures.color(color), name=kind, shape=shape, broken=kind == "reading")
     _mark_events(made, session, start, stop)
@@ -71,9 +73,9 @@ def delays(session: Session, link: str | None = None, *, start: int | None = Non
     """
     chosen = _chosen_link(session, link)
     table = link_table(session, "reading", chosen.name, start=start, stop=stop)
-    late = timing.delays(table["received"], table["device_time"]) * 1e3
-    seconds, rows = timing.seconds(table["received"], session.started), table["row"]
-    apart = np.diff(table["received"]) / 1e6
+    rows, received, device_time = needed(table, "row", "received", "device_time")
+    late = timing.delays(received, device_time) * 1e3
+    seconds, apart = timing.seconds(received, session.started), np.diff(received) / 1e6
     note = (
         f"{len(late):,} readings; longer than the quickest: median {_quantile(late, 0.5)}, 99 % {_quantile(late, 0.99)}"
     )
@@ -98,9 +100,8 @@ def step_times(session: Session, *, start: int | None = None, stop: int | None =
         ConfigurationError: plotly is not installed.
         DamagedError: what was recorded cannot be trusted.
     """
-    rows = session.read(["rows/row", "rows/started", "rows/finished"], start=start, stop=stop).get("rows", {})
-    begun, ended = (np.asarray(rows.get(each, ()), np.int64) for each in ("started", "finished"))
-    numbers = np.asarray(rows.get("row", ()), np.int64)
+    rows = session.read(["rows/row", "rows/started", "rows/finished"], start=start, stop=stop).get("rows")
+    numbers, begun, ended = needed(rows, "row", "started", "finished")
     seconds, took, apart = timing.seconds(begun, session.started), (ended - begun) / 1e6, np.diff(begun) / 1e6
     note = f"{len(begun):,} steps; apart: median {_quantile(apart, 0.5)}, 99.9 % {_quantile(apart, 0.999)}"
     made = _panels(f"{session.name}: steps", ["a step took [ms]", "between two beginnings [ms]"], note=note)
@@ -115,24 +116,35 @@ def step_times(session: Session, *, start: int | None = None, stop: int | None =
     return made
 
 
-def contact_forces(session: Recorded, *, start: int | None = None, stop: int | None = None) -> Any:
-    """Returns a figure of the recorded signal "contact_force": its largest parts, or its only one.
+def contact_forces(session: Recorded, env: Any = None, *, start: int | None = None, stop: int | None = None) -> Any:
+    """Returns a figure of the signal "contact_force": its largest parts, or its only one.
+
+    Where nobody recorded it, a replay in `env` has the same forces, to the last bit of a session that repeats exactly;
+    nothing is sent to a device.
 
     Args:
         session: what was recorded, or what `Replay.measure` made of it.
+        env: built as it was for the recording, for a session without the signal.
         start: the first row.
         stop: one behind the last row.
 
     Raises:
-        LeafNotFoundError: it was not recorded; `Replay.measure` gets it from a replay.
-        ConfigurationError: plotly is not installed.
+        LeafNotFoundError: it was not recorded, and there is no `env`.
+        ConfigurationError: the env has no MuJoCo simulation, or as for a `Replay`; plotly is not installed.
+        StateMismatchError: the session is of another env.
     """
     figures.graph_objects()
+    if env is not None and isinstance(session, Session) and "contact_force" not in session.record.signals:
+        from simckpt.hardware.contacts import contact_force
+        from simckpt.hardware.replay import Replay
+
+        with Replay(session, env) as replay:
+            session = replay.measure({"contact_force": contact_force}, start, stop)
     names = [name for name in names_of(session) if name.partition("[")[0] == "signals/contact_force"]
     if not names:
         raise LeafNotFoundError(
-            f"session {session.name!r} has no signal 'contact_force'; replay it to have one: "
-            "Replay(session, env).measure({'contact_force': ...})"
+            f"session {session.name!r} has no signal 'contact_force'; with env= a replay has the forces, "
+            "`simckpt session plot --env MODULE:FUNCTION`"
         )
     found = [series(session, name, start=start, stop=stop) for name in names]
     found.sort(key=lambda each: -float(np.nanmax(np.abs(each.values), initial=0)))
@@ -239,12 +251,20 @@ def time_series(session: Recorded, names: Sequence[str], *, start: int | None = 
     return made
 
 
-def page(session: Session, names: Sequence[str] = (), *, start: int | None = None, stop: int | None = None) -> str:
+def page(
+    session: Session,
+    names: Sequence[str] = (),
+    *,
+    env: Any = None,
+    start: int | None = None,
+    stop: int | None = None,
+) -> str:
     """Returns an HTML page that needs nothing else: the figures of a session, or those of some time series.
 
     Args:
         session: what was recorded.
         names: of time series; without any, all other figures that the session has something for.
+        env: built as it was for the recording: with it the contact forces are shown also where nobody recorded them.
         start: the first row.
         stop: one behind the last row.
 
@@ -258,8 +278,8 @@ def page(session: Session, names: Sequence[str] = (), *, start: int | None = Non
         made = [commands_and_readings(session, link.name, start=start, stop=stop) for link in session.links]
         made += [delays(session, link.name, start=start, stop=stop) for link in session.links if link.reading]
         made.append(step_times(session, start=start, stop=stop))
-        if "contact_force" in session.signals:
-            made.append(contact_forces(session, start=start, stop=stop))
+        if env is not None or "contact_force" in session.record.signals:
+            made.append(contact_forces(session, env, start=start, stop=stop))
     return figures.page(f"session {session.name}", made)
 
 
@@ -310,7 +330,7 @@ def _line(
     x, y, rows = found.seconds, found.values, found.rows.astype(np.float64)
     if broken:
         x, y, rows = _broken(x, y, rows)
-    kept, drawn = timing.thinned(np.arange(len(x)), y)
+    kept, drawn = figures.thinned(np.arange(len(x)), y)
     label = name or found.name
     made.add_trace(
         figures.graph_objects().Scatter(

@@ -165,7 +165,8 @@ class EnvHandle:
 
     def _match(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], GraphMatching]:
         self._capture_python()
-        if "python" not in state:
+        python = state.get("python")
+        if not isinstance(python, Mapping) or not isinstance(python.get("callbacks", {}), Mapping):
             raise StateMismatchError(f"the state for {self.path} is not one of an env: it has no 'python'")
         root = self._root()
         matching = self._walker.match(state["python"], root)

@@ -69,10 +69,12 @@ def new_file(disk: durable.Disk, path: Path) -> Iterator[Path]:
 
     Raises:
         ConflictError: the path exists: nothing is replaced.
-        StorageError: the disk refused.
+        StorageError: there is no folder for it, or the disk refused.
     """
     if os.path.lexists(path):
         raise ConflictError(f"{path} exists already: nothing is replaced")
+    if not path.parent.is_dir():
+        raise StorageError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
     _remove_left_over(disk, path.parent)
     made = path.with_name(f".{processes.this_process().token(secrets.token_hex(4))}.tmp")
     try:

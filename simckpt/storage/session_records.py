@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ PART_NAME = re.compile(r"([0-9]{8})-([0-9]{8})")
 RECORD_LIMIT = 64 << 10  # [bytes] of the records of parts, snapshots and models
 TEXT_LIMIT = 2000  # [characters] of why a session ended, or a snapshot was taken
 MODES = ("continuous", "ring")
-ENDINGS = ("closed", "trigger", "error", "killed")
+ENDINGS = ("closed", "trigger", "error", "killed", "refused")
 
 Span = tuple[int, int]  # first, one behind the last
 
@@ -289,10 +289,11 @@ class ClosedRecord:
 
     Attributes:
         session: id of the session.
-        how: "closed", "trigger", "error" (what its env raised ended it), or "killed": its process was gone.
+        how: "closed", "trigger", "error" (what its env raised ended it), "killed": its process was gone, or "refused":
+            the disk refused to note how its recorder ended it.
         text: for people.
         closed: when [s since 1970, UTC].
-        rows: (first, stop).
+        rows: (first, stop) of the calls of `step` while it was recorded, in parts or lost; None if nobody knows.
         parts: number of the last one.
         snapshots: number of the last one.
         seconds: from the first part's start to the last one's end.
@@ -302,7 +303,7 @@ class ClosedRecord:
     how: str
     text: str
     closed: float
-    rows: Span
+    rows: Span | None
     parts: int
     snapshots: int
     seconds: float
@@ -312,7 +313,7 @@ class ClosedRecord:
         fields = {
             **vars(self),
             "closed": sealed.time_to_json(self.closed),
-            "rows": list(self.rows),
+            "rows": None if self.rows is None else list(self.rows),
             "seconds": float(self.seconds),
         }
         return _checked("closed", fields, functools.partial(parse_closed, session=self.session))
@@ -327,11 +328,29 @@ def parse_closed(data: bytes, path: object, *, session: str | None = None) -> Cl
         how=_one_of(fields, "how", ENDINGS),
         text=fields.text("text", limit=TEXT_LIMIT),
         closed=fields.time("closed"),
-        rows=_span(fields, "rows"),
+        rows=fields.optional("rows", functools.partial(_span, fields)),
         parts=fields.integer("parts", maximum=99_999_999),
         snapshots=fields.integer("snapshots", maximum=99_999_999),
         seconds=fields.number("seconds"),
     )
+
+
+def missing_rows(record: SessionRecord, parts: Sequence[PartRecord], closed: ClosedRecord | None) -> list[range]:
+    """Returns the rows that were lost, as far as they are known: between parts, and before and behind all of them.
+
+    Args:
+        record: of the session.
+        parts: all of it, in order.
+        closed: how it ended, if it has.
+    """
+    first = 0 if record.mode == "continuous" else parts[0].rows[0] if parts else 0
+    first, stop = (first, 0) if closed is None or closed.rows is None else closed.rows
+    missing = []
+    for start, end in [*(part.rows for part in parts), (stop, stop)]:
+        if first < start:
+            missing.append(range(first, start))
+        first = max(first, end)
+    return missing
 
 
 def _checked(

@@ -17,11 +17,31 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simckpt import state
-from simckpt.errors import ConflictError, DamagedError, FormatError, RunLockedError, SimckptError
+from simckpt.errors import (
+    ConflictError,
+    DamagedError,
+    RunLockedError,
+    SimckptError,
+    StorageError,
+    StorageFullError,
+    StoreError,
+)
+from simckpt.state.tables import mapped
 from simckpt.state.tree import Encoded
-from simckpt.storage import claims, durable, names, processes, reader, records, sealed, session_records, work
+from simckpt.storage import (
+    claims,
+    durable,
+    names,
+    processes,
+    reader,
+    records,
+    sealed,
+    session_records,
+    work,
+)
 from simckpt.storage.origins import Origins
 from simckpt.storage.preparing import PrepareJob, discard, write_prepared
+from simckpt.storage.session_merging import MERGED, Tiers, merges, waiting_numbers
 from simckpt.storage.session_records import ClosedRecord, ModelRecord, PartRecord, SessionRecord, SnapshotRecord
 from simckpt.storage.sessions import (
     CLOSED_FILE,
@@ -37,12 +57,9 @@ from simckpt.storage.sessions import (
     SNAPSHOTS,
     SessionFiles,
     covering,
-    mapped,
     part_folders,
 )
 from simckpt.storage.store_reader import STORE_FILE, StoreReader
-
-MERGED = 64 << 20  # [bytes] that a merged part may have
 
 _DESCRIPTIONS = {
     RECORD: "What was recorded. Each group below is a table, each dataset a column of it. In all of them `order` "
@@ -77,7 +94,8 @@ def create_session(store: StoreReader, record: SessionRecord, *, disk: durable.D
         ConfigurationError: facts about the env that a record cannot hold.
         ConflictError: there is a session of that name; or the origin is being pruned.
         CheckpointNotFoundError: the origin has been pruned.
-        StorageError: the disk refused; there is no session.
+        StorageError: the disk refused; there is no session, unless its name could neither be made durable nor be taken
+            back. With the same record it may be tried again.
     """
     disk = disk or durable.Disk()
     root = store.path
@@ -86,7 +104,7 @@ def create_session(store: StoreReader, record: SessionRecord, *, disk: durable.D
     folder = durable.make_folders(disk, root, SESSIONS) / record.name
     works = work.WorkFolders(disk, root)
     if record.origin is not None:
-        _require_feature(disk, works, root)
+        require_feature(disk, works, root)
     with works.made() as made:
         durable.write_record(disk, made / SESSION_FILE, data)
         for inner in (PARTS, SNAPSHOTS, MODELS):
@@ -98,10 +116,20 @@ def create_session(store: StoreReader, record: SessionRecord, *, disk: durable.D
         try:
             durable.publish_folder(disk, made, folder)
         except ConflictError as error:
-            raise ConflictError(f"session {record.name!r} exists already: choose another name") from error
+            if not _is_there(root, record.name, data):
+                raise ConflictError(f"session {record.name!r} exists already: choose another name") from error
+            durable.sync_folder(disk, folder.parent)
 
 
-def _require_feature(disk: durable.Disk, works: work.WorkFolders, root: Path) -> None:
+def _is_there(root: Path, name: str, data: bytes) -> bool:
+    """Returns whether a session has this record: an earlier attempt has made it, and could not make that durable."""
+    with contextlib.suppress(FileNotFoundError, StoreError):
+        path = root / SESSIONS / name / SESSION_FILE
+        return reader.read_small(root, SESSIONS, name, SESSION_FILE, limit=records.RECORD_LIMIT, path=path) == data
+    return False
+
+
+def require_feature(disk: durable.Disk, works: work.WorkFolders, root: Path) -> None:
     """Has the store say that its readers must know sessions; done once in its life, all else in its record stays."""
     path = root / STORE_FILE
     data = reader.read_small(root, STORE_FILE, limit=records.RECORD_LIMIT, path=path)
@@ -139,12 +167,16 @@ class SessionWriter:
         self._clock = clock
         self._works = work.WorkFolders(self._disk, root)
         self.files = SessionFiles(root, name)
-        self._claim = self._claimed()
+        self._unsure: tuple[Path, tuple[int, int]] | None = None  # has its name, which may not survive
+        self._bytes = 0  # of all parts
+        # what it keeps is for its end, on a disk that is full by then
+        self._claim = claimed(self._disk, self.files.path, self._works, clock, reserve=True)
         try:
             if self.files.closed() is not None:
                 raise ConflictError(f"session {name!r} is closed: it stays as it is")
             found, _ = covering(part_folders(self.files.path))
             self._last = found[-1][1] if found else 0
+            self._tiers = self._tiers_of(found)
             snapshots = self.files.snapshots()
             self._snapshots = snapshots[-1].number if snapshots else 0
             self._models = {model.digest for model in self.files.models()}
@@ -162,6 +194,10 @@ class SessionWriter:
         """Gives the claim back; the session stays open, for another process to go on with or to close."""
         with contextlib.suppress(SimckptError):
             self._claim.release()
+
+    def beat(self) -> None:
+        """Tells other machines that this process lives, when nothing is written for long; raises nothing."""
+        self._claim.beat()
 
     @property
     def models(self) -> frozenset[str]:
@@ -194,6 +230,8 @@ class SessionWriter:
         record = PartRecord(self.files.record.id, (number, number), rows, dict(spans), started, stopped)
         written = self._publish(record, PART_FILE, f"{PARTS}/{record.folder}", {RECORD: tables}, _PART)
         self._last = number
+        self._tiers.add(written)
+        self._bytes += written.size
         return written
 
     def write_model(self, digest: str, fields: Encoded) -> None:
@@ -233,65 +271,86 @@ class SessionWriter:
         self._snapshots = number
         return written
 
-    def merge(self, *, limit: int = MERGED, fewest: int = 2) -> None:
-        """Merges neighbouring parts into few; what cannot be read, or has other columns, stays as it is.
-
-        Args:
-            limit: how large a merged part may be [bytes].
-            fewest: how many parts are worth the while.
+    def merge(self) -> None:
+        """Merges neighbouring parts of which there are enough by now; what cannot be read stays as it is.
 
         Raises:
             ConflictError: the claim is somebody else's by now.
             StorageFullError, StorageError: the disk refused; what was not merged is as it was.
         """
-        self._remove_covered()
-        for group in merges(self.files.parts(), limit=limit, fewest=fewest):
-            self._merge(group)
-        self._remove_covered()
+        while (group := self._tiers.due()) is not None:
+            self._tiers.merged(group, self._merge(group))
 
-    def close(self, how: str = "closed", text: str = "") -> ClosedRecord:
+    def merge_rest(self) -> None:
+        """Merges what `merge` has left, all parts if that is one part's worth; raises as `merge`."""
+        self._remove_covered()
+        rest = self.files.parts() if self._bytes <= MERGED else self._tiers.rest
+        for group in merges(rest):
+            self._merge(group)
+        self._tiers = Tiers()
+
+    def close(self, how: str = "closed", text: str = "", *, rows: tuple[int, int] | None = None) -> ClosedRecord:
         """Returns how the session ended, which is on the disk from now on; its parts are merged, if that is possible.
 
         Args:
             how: one of `session_records.ENDINGS`.
             text: for people.
+            rows: (first, stop) of the calls of `step` while it was recorded, those that are in no part as well; None
+                if that is not known.
 
         Raises:
             DamagedError, FormatError: parts that cannot be read; it stays open.
-            ConflictError, StorageError: as `write_part`.
+            ConflictError, StorageError: as `write_part`. It may be tried again.
         """
         with contextlib.suppress(DamagedError, OSError):  # many small parts are as good
-            self.merge()
-        parts = self.files.parts()
+            self.merge_rest()
+        numbers = self.files.part_numbers()
+        ends = [self.files.part(numbers[place]) for place in (0, -1)] if numbers else []
         record = ClosedRecord(
             session=self.files.record.id,
             how=how,
             text=text[: session_records.TEXT_LIMIT],
             closed=self._clock(),
-            rows=(parts[0].rows[0], parts[-1].rows[1]) if parts else (0, 0),
-            parts=self._last,
+            rows=rows,
+            # of one that was written and is gone a reader is told
+            parts=max(self._last, numbers[-1][1] if numbers else 0),
             snapshots=self._snapshots,
-            seconds=max(0.0, (parts[-1].stopped - parts[0].started) / 1e9) if parts else 0.0,
+            seconds=max(0.0, (ends[1].stopped - ends[0].started) / 1e9) if ends else 0.0,
         )
         self._claim.verify()
-        with self._works.made() as made:
-            durable.write_record(self._disk, made / CLOSED_FILE, record.to_bytes())
-            if not durable.publish_file(self._disk, made / CLOSED_FILE, self.files.path / CLOSED_FILE):
-                raise ConflictError(f"session {self.files.record.name!r} was closed by another process")
+        try:
+            self._end(record)
+        except StorageFullError:
+            with self._claim.spending_reserve():
+                self._end(record)
         self.release()
         return record
 
-    def _claimed(self) -> claims.Claim:
-        try:
-            return claims.take(self._disk, self.files.path, self._works.make, clock=self._clock, reserve=False)
-        except RunLockedError as error:
-            name = self.files.record.name
-            where = f"process {error.pid} on {error.host}" if error.pid else "several processes"
-            raise RunLockedError(
-                f"session {name!r} is being recorded by {where}", host=error.host, pid=error.pid
-            ) from error
+    def _end(self, record: ClosedRecord) -> None:
+        path = self.files.path / CLOSED_FILE
+        with self._works.made() as made:
+            durable.write_record(self._disk, made / CLOSED_FILE, record.to_bytes())
+            if durable.publish_file(self._disk, made / CLOSED_FILE, path):
+                return
+        found = self.files.closed()
+        if found is None or replace(found, closed=record.closed) != record:
+            raise ConflictError(f"session {self.files.record.name!r} was closed by another process")
+        # an earlier attempt, which was not known to be durable
+        durable.sync_folder(self._disk, path.parent)
+
+    def _tiers_of(self, folders: Sequence[tuple[int, int]]) -> Tiers:
+        """Returns what waits to be merged, of a session that is gone on with; notes how large it is."""
+        if not folders:
+            return Tiers()
+        known = waiting_numbers(folders)
+        found = [self.files.part(numbers) for numbers in known]
+        # at least one part's worth, where there is more than what waits
+        self._bytes = sum(part.size for part in found) if len(known) == len(folders) else MERGED + 1
+        return Tiers(found)
 
     def _publish(self, record: T, file: str, folder: str, components: Mapping[str, Encoded], description: str) -> T:
+        self._take_back()
+        target = self.files.path / folder
         job = PrepareJob(self.files.root, self.files.record.name, processes.this_process())
         texts = {path: {"description": text} for path, text in {**_DESCRIPTIONS, "": description}.items()}
         prepared = write_prepared(self._disk, job, components, texts)
@@ -300,32 +359,49 @@ class SessionWriter:
             durable.write_record(self._disk, prepared.folder / file, record.to_bytes())
             durable.sync_folder(self._disk, prepared.folder)
             self._claim.verify()
-            durable.publish_folder(self._disk, prepared.folder, self.files.path / folder)
+            identity = _identity(prepared.folder)
+            try:
+                durable.publish_folder(self._disk, prepared.folder, target)
+            except StorageError:
+                if identity is not None and _identity(target) == identity:
+                    self._unsure = target, identity
+                raise
         except BaseException:
             discard(self._disk, self.files.root, prepared.folder, ())
             raise
         self._claim.beat()
         return record
 
-    def _merge(self, group: Sequence[PartRecord]) -> None:
-        """Merges neighbours that have the same columns."""
+    def _take_back(self) -> None:
+        """Takes a folder's name away again, that is not known to be durable: what it holds is written once more."""
+        if self._unsure is None:
+            return
+        target, identity = self._unsure
+        if _identity(target) == identity:
+            with self._works.made() as away, durable.translated(target):
+                self._disk.rename(target, away / target.name)
+        self._unsure = None
+
+    def _merge(self, group: Sequence[PartRecord]) -> list[PartRecord]:
+        """Merges neighbours as far as they can be read and have the same columns; returns what there is then."""
+        found: list[PartRecord] = []
         run: list[tuple[PartRecord, dict[str, Any]]] = []
         for part in group:
-            try:
+            tables = None
+            with contextlib.suppress(DamagedError):
                 tables = self.files.read_part(part)
-            except DamagedError:
-                self._merge_run(run)
+            if run and (tables is None or _form(run[0][1]) != _form(tables)):
+                found += self._merge_run(run)
                 run = []
-                continue
-            if run and _form(run[0][1]) != _form(tables):
-                self._merge_run(run)
-                run = []
-            run.append((part, tables))
-        self._merge_run(run)
+            if tables is None:
+                found.append(part)
+            else:
+                run.append((part, tables))
+        return found + self._merge_run(run)
 
-    def _merge_run(self, run: Sequence[tuple[PartRecord, dict[str, Any]]]) -> None:
+    def _merge_run(self, run: Sequence[tuple[PartRecord, dict[str, Any]]]) -> list[PartRecord]:
         if len(run) < 2:
-            return
+            return [part for part, _ in run]
         first, last = run[0][0], run[-1][0]
         record = PartRecord(
             session=first.session,
@@ -336,48 +412,45 @@ class SessionWriter:
             stopped=last.stopped,
         )
         tables = mapped(lambda *arrays: np.concatenate(arrays), *(tables for _, tables in run))
-        self._publish(record, PART_FILE, f"{PARTS}/{record.folder}", {RECORD: state.encode(tables)}, _PART)
+        made = self._publish(record, PART_FILE, f"{PARTS}/{record.folder}", {RECORD: state.encode(tables)}, _PART)
+        self._remove(made, [part.folder for part, _ in run])
+        return [made]
 
-    def _remove_covered(self) -> None:
-        """Removes the parts that merged ones cover, each of which is read once more before."""
-        kept, covered = covering(part_folders(self.files.path))
-        if not covered:
-            return
-        for first, last in kept:
-            inside = [each for each in covered if first <= each[0] and each[1] <= last]
-            if not inside:
-                continue
-            record = self.files.part((first, last))
-            self.files.verify(f"{PARTS}/{record.folder}", record)
-            for low, high in inside:
-                durable.remove_tree(self._disk, self.files.path / PARTS / f"{low:08d}-{high:08d}")
+    def _remove(self, merged: PartRecord, folders: Sequence[str]) -> None:
+        """Removes parts that a merged one covers, which is read once more before."""
+        self.files.verify(f"{PARTS}/{merged.folder}", merged)
+        for folder in folders:
+            durable.remove_tree(self._disk, self.files.path / PARTS / folder)
         durable.sync_folder(self._disk, self.files.path / PARTS)
 
-
-def merges(parts: Sequence[PartRecord], *, limit: int, fewest: int = 2) -> list[list[PartRecord]]:
-    """Returns which neighbours become one part: as many as the limit allows, where rows are not missing between them.
-
-    Args:
-        parts: in order.
-        limit: of the size of a merged part [bytes].
-        fewest: how many parts are worth the while.
-    """
-    groups: list[list[PartRecord]] = []
-    for part in parts:
-        group = groups[-1] if groups else []
-        joins = bool(group) and sum(each.size for each in group) + part.size <= limit and _follows(group[-1], part)
-        if joins:
-            group.append(part)
-        else:
-            groups.append([part])
-    return [group for group in groups if len(group) >= max(fewest, 2)]
+    def _remove_covered(self) -> None:
+        """Removes what an interrupted merge has left, also that of an earlier process."""
+        kept, covered = covering(part_folders(self.files.path))
+        for first, last in kept:
+            inside = [f"{low:08d}-{high:08d}" for low, high in covered if first <= low and high <= last]
+            if inside:
+                self._remove(self.files.part((first, last)), inside)
 
 
-def _follows(before: PartRecord, after: PartRecord) -> bool:
-    """Returns whether nothing was lost between two parts, and both have the same tables."""
-    return before.tables.keys() == after.tables.keys() and all(
-        before.tables[name][1] == after.tables[name][0] for name in before.tables
-    )
+def claimed(
+    disk: durable.Disk, folder: Path, works: work.WorkFolders, clock: Callable[[], float], *, reserve: bool
+) -> claims.Claim:
+    """Returns the claim on a session's folder; raises RunLockedError, which names the session, or StorageError."""
+    try:
+        return claims.take(disk, folder, works.make, clock=clock, reserve=reserve)
+    except RunLockedError as error:
+        where = f"process {error.pid} on {error.host}" if error.pid else "several processes"
+        raise RunLockedError(
+            f"session {folder.name!r} is being recorded by {where}", host=error.host, pid=error.pid
+        ) from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _form(tree: Any) -> Any:
@@ -387,22 +460,3 @@ def _form(tree: Any) -> Any:
     if isinstance(tree, tuple):
         return tuple(_form(value) for value in tree)
     return tree.dtype.str if tree.dtype.kind != "U" else "U", tree.shape[1:]
-
-
-def remove_session(root: Path, name: str, *, disk: durable.Disk | None = None) -> None:
-    """Removes a session, whatever state it is in; its origin is free to be pruned from then on.
-
-    Raises:
-        SessionNotFoundError: there is none of that name.
-        RunLockedError: a process is recording it.
-        StorageError: the disk refused; it is there as before, or gone.
-    """
-    disk = disk or durable.Disk()
-    works = work.WorkFolders(disk, root)
-    folder = root / SESSIONS / names.check_run_name(name)
-    with contextlib.suppress(DamagedError, FormatError):
-        SessionFiles(root, name)
-    with claims.take(disk, folder, works.make, clock=time.time, reserve=False), works.made() as made:
-        with durable.translated(folder):
-            disk.rename(folder, made / name)
-        durable.sync_folder(disk, folder.parent)

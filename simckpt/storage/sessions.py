@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from simckpt import state
 from simckpt.errors import DamagedError, FormatError, RunLockedError, SessionNotFoundError, StorageError
 from simckpt.state.leaf import Leaf
+from simckpt.state.tables import mapped
 from simckpt.storage import claims, indexes, names, parts, reader, records, session_records, state_file
 from simckpt.storage import index as leaf_index
 from simckpt.storage.index import INDEX_FILE, LeafRecord
@@ -32,6 +34,7 @@ RECORD = "record"  # the component of a part
 FEATURE = "sessions"  # what a store requires of its readers once a session of it has an origin
 
 T = TypeVar("T")
+Fallback = Callable[[str, DamagedError], bool]
 
 
 class Bundle(Protocol):
@@ -63,6 +66,7 @@ class SessionFiles:
     Args:
         root: the store's folder.
         name: of the session.
+        fallback: told the name and what is damaged or evicted, brings it back from an archive; returns whether it did.
 
     Raises:
         InvalidNameError: no session can have that name.
@@ -70,18 +74,31 @@ class SessionFiles:
         DamagedError, FormatError: its record cannot be trusted.
     """
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, *, fallback: Fallback | None = None) -> None:
         self.root = root
         self.path = root / SESSIONS / names.check_run_name(name)
-        self.record = read_session(root, name)
+        self._fallback = fallback
+        self.record = self._brought_back(lambda: read_session(root, name))
+
+    def _brought_back(self, read: Callable[[], T]) -> T:
+        """Returns what `read` does, if need be after an archive has brought back what is damaged or evicted."""
+        try:
+            return read()
+        except DamagedError as error:
+            if self._fallback is None or not self._fallback(self.path.name, error):
+                raise
+        return read()
 
     def closed(self) -> ClosedRecord | None:
         """Returns how it ended; None if it goes on, or was killed."""
         path = self.path / CLOSED_FILE
         try:
-            data = reader.read_small(self.path, CLOSED_FILE, limit=session_records.RECORD_LIMIT, path=path)
+            return self._brought_back(lambda: self._closed(path))
         except FileNotFoundError:
             return None
+
+    def _closed(self, path: Path) -> ClosedRecord:
+        data = reader.read_small(self.path, CLOSED_FILE, limit=session_records.RECORD_LIMIT, path=path)
         return session_records.parse_closed(data, path, session=self.record.id)
 
     def is_written(self) -> bool:
@@ -103,6 +120,9 @@ class SessionFiles:
 
     def part_numbers(self) -> list[tuple[int, int]]:
         """Returns (first, last) of the parts that are not covered by others, in order; raises as `parts`."""
+        return self._brought_back(self._part_numbers)
+
+    def _part_numbers(self) -> list[tuple[int, int]]:
         found, _ = covering(part_folders(self.path))
         expected = 1
         for first, last in found:
@@ -126,18 +146,45 @@ class SessionFiles:
         return record
 
     def snapshots(self) -> list[SnapshotRecord]:
-        """Returns the records of its snapshots, in order; raises DamagedError or FormatError."""
+        """Returns the records of the snapshots that are there, in order; raises DamagedError or FormatError."""
+        return [self.snapshot(number) for number in self.snapshot_numbers()]
+
+    def snapshot_numbers(self) -> list[int]:
+        """Returns the numbers of the snapshots that are there, in order."""
+        return sorted(int(name) for name in _names_in(self.path, SNAPSHOTS) if names.SEQUENCE.fullmatch(name))
+
+    def snapshot(self, number: int) -> SnapshotRecord:
+        """Returns the record of one snapshot; raises DamagedError or FormatError."""
+        name = f"{number:08d}"
         parse = session_records.parse_snapshot
+        record = self._bundle(
+            SNAPSHOTS, name, SNAPSHOT_FILE, lambda data, path: parse(data, path, session=self.record.id)
+        )
+        if record.number != number:
+            raise FormatError(f"{self.path / SNAPSHOTS / name} has another record: it was renamed")
+        return record
+
+    def absent(self, snapshots: Iterable[SnapshotRecord]) -> list[tuple[str, str]]:
+        """Returns (place, what is missing there) of the snapshots and models that its records speak of.
+
+        Args:
+            snapshots: the records of those that are there.
+
+        Raises:
+            DamagedError, FormatError: of the last record.
+        """
+        closed = self.closed()
+        there = [0, *self.snapshot_numbers(), 1 + (0 if closed is None else closed.snapshots)]
         found = []
-        for name in _names_in(self.path, SNAPSHOTS):
-            if names.SEQUENCE.fullmatch(name):
-                record = self._bundle(
-                    SNAPSHOTS, name, SNAPSHOT_FILE, lambda data, path: parse(data, path, session=self.record.id)
+        for before, after in itertools.pairwise(there):
+            if after - before > 1:
+                one = f"snapshot {before + 1} is missing"
+                found.append(
+                    (SNAPSHOTS, one if after - before == 2 else f"snapshots {before + 1} to {after - 1} are missing")
                 )
-                if record.number != int(name):
-                    raise FormatError(f"{self.path / SNAPSHOTS / name} has another record: it was renamed")
-                found.append(record)
-        return found
+        wanted = {digest for each in snapshots for digest in each.models}
+        missing = sorted(wanted - set(_names_in(self.path, MODELS)))
+        return found + [(f"{MODELS}/{digest}", "a model that snapshots refer to is missing") for digest in missing]
 
     def models(self) -> list[ModelRecord]:
         """Returns the records of the models that its snapshots refer to; raises DamagedError or FormatError."""
@@ -206,6 +253,11 @@ class SessionFiles:
         self, folder: str, record: Bundle, component: str, wanted: Callable[[str], bool] | None = None
     ) -> Any:
         """Returns the tree of the one component of a state file; raises as `read_part`."""
+        return self._brought_back(lambda: self._read_bundle(folder, record, component, wanted))
+
+    def _read_bundle(
+        self, folder: str, record: Bundle, component: str, wanted: Callable[[str], bool] | None = None
+    ) -> Any:
         path = self.path / folder
         with self._opened(folder) as descriptor:
             leaves = _index_of(descriptor, record, path)
@@ -226,7 +278,7 @@ class SessionFiles:
         kept = _without(tree, wanted)
         # an array that stands in two columns is one leaf, which may lie under the path that was not asked for
         if any(isinstance(each, np.ndarray) and each.shape == _LEFT_OUT.shape for each in _columns(kept)):
-            return _without(self.read_bundle(folder, record, component), wanted)
+            return _without(self._read_bundle(folder, record, component), wanted)
         return kept
 
     def verify(self, folder: str, record: Bundle) -> None:
@@ -240,11 +292,22 @@ class SessionFiles:
             DamagedError: bytes differ or are missing.
             FormatError: what breaks a rule.
         """
+        self.verify_leaves(folder, record)
+        self.verify_rest(folder, record)
+
+    def verify_leaves(self, folder: str, record: Bundle) -> None:
+        """Compares the bytes of all arrays of a folder of the session with their digests; as `verify`."""
         path = self.path / folder
         with self._opened(folder) as descriptor:
             leaves = list(_index_of(descriptor, record, path).values())
             sizes = {file.name: file.size for file in record.files if file.covers == "metadata"}
             reader.read_lines(descriptor, reader.by_file(leaves), sizes=sizes, path=path, take=lambda leaf, array: None)
+
+    def verify_rest(self, folder: str, record: Bundle) -> None:
+        """Compares what lies outside of the arrays, which viewers alone need; as `verify`."""
+        path = self.path / folder
+        with self._opened(folder) as descriptor:
+            leaves = list(_index_of(descriptor, record, path).values())
             for file in record.files:
                 if file.covers == "metadata":
                     reader.check_rest(descriptor, file, leaves, path=path)
@@ -259,6 +322,9 @@ class SessionFiles:
             raise DamagedError(f"{path} is missing: it was removed or merged while it was read", path=path) from error
 
     def _bundle(self, kind: str, folder: str, file: str, parse: Callable[[bytes, Path], T]) -> T:
+        return self._brought_back(lambda: self._parsed(kind, folder, file, parse))
+
+    def _parsed(self, kind: str, folder: str, file: str, parse: Callable[[bytes, Path], T]) -> T:
         path = self.path / kind / folder / file
         limit = session_records.RECORD_LIMIT
         try:
@@ -312,15 +378,6 @@ def _cut(tree: dict[str, Any], path: Sequence[str], start: int, stop: int) -> No
         tree = tree.get(part, {})
     if path[-1] in tree:
         tree[path[-1]] = mapped(lambda array: array[start:stop], tree[path[-1]])
-
-
-def mapped(change: Callable[..., Any], *trees: Any) -> Any:
-    """Returns nested dicts and tuples like these, `change` of their arrays in place of each."""
-    if isinstance(trees[0], dict):
-        return {key: mapped(change, *(tree[key] for tree in trees)) for key in trees[0]}
-    if isinstance(trees[0], tuple):
-        return tuple(mapped(change, *each) for each in zip(*trees, strict=True))
-    return change(*trees)
 
 
 def _without(tree: Any, wanted: Callable[[str], bool], path: str = "") -> Any:

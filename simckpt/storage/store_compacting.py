@@ -13,7 +13,7 @@ from simckpt.storage import quarantine, reader, segments, usage, work
 from simckpt.storage.records import TombstoneRecord
 from simckpt.storage.store_pruning import job_ids, kept_error
 from simckpt.storage.store_reader import COMMIT_FILE
-from simckpt.storage.store_tiers import StoreTiers
+from simckpt.storage.store_sessions import StoreSessions
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,11 @@ class Leftovers:
         work: folders in `tmp/` that dead processes left, their names.
         segments: those that no checkpoint names and no save in progress has announced, their ids.
         checkpoints: (run, number) of pruned checkpoints that still have files.
-        nbytes: what all of these weigh [bytes].
+        nbytes: what all of these and of `parts` weigh [bytes].
         unknown: segments that nothing here names at all, their ids, which stay: they may be those of a run that was
             moved away.
         unknown_nbytes: what these weigh [bytes].
+        parts: of closed sessions, that merged ones cover: their paths below the store.
     """
 
     work: tuple[str, ...]
@@ -36,9 +37,10 @@ class Leftovers:
     nbytes: int
     unknown: tuple[str, ...] = ()
     unknown_nbytes: int = 0
+    parts: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.work or self.segments or self.checkpoints)
+        return bool(self.work or self.segments or self.checkpoints or self.parts)
 
     def __sub__(self, other: Leftovers) -> Leftovers:
         """Returns what is here and no longer there, and what of unknown use is there."""
@@ -49,10 +51,11 @@ class Leftovers:
             max(self.nbytes - other.nbytes, 0),
             other.unknown,
             other.unknown_nbytes,
+            tuple(each for each in self.parts if each not in other.parts),
         )
 
 
-class StoreCompacting(StoreTiers):
+class StoreCompacting(StoreSessions):
     """A store in which what nobody refers to is found and freed, beside savers, branches and pruners."""
 
     def leftovers(self, *, unknown: bool = False) -> Leftovers:
@@ -78,9 +81,11 @@ class StoreCompacting(StoreTiers):
         freed, kept = [each for each in unused if each in known], [each for each in unused if each not in known]
         nbytes = sum(reader.size_of(path) for path in (*works, *(path for each in freed for path in files[each])))
         nbytes += sum(reader.size_of(path) - reader.size_of(path / COMMIT_FILE) for path in dead.values())
+        parts = tuple(self.covered_parts())
+        nbytes += sum(reader.size_of(self.path / each) for each in parts)
         kept_nbytes = sum(reader.size_of(path) for each in kept for path in files[each])
         return Leftovers(
-            tuple(path.name for path in works), tuple(freed), tuple(dead), nbytes, tuple(kept), kept_nbytes
+            tuple(path.name for path in works), tuple(freed), tuple(dead), nbytes, tuple(kept), kept_nbytes, parts
         )
 
     def _let_go(self, works: Iterable[Path], pruned: Iterable[Path]) -> set[str]:
@@ -119,6 +124,7 @@ class StoreCompacting(StoreTiers):
         for run, seq in now.checkpoints:
             # the index goes as well: what it alone named was freed with all that nobody names
             self._clear(self._checkpoint_path(run, seq), besides=(COMMIT_FILE,))
+        self.free_covered()
         return before - self.leftovers(unknown=unknown)
 
     def _pruned(self) -> Iterator[tuple[str, int]]:

@@ -39,10 +39,10 @@ def _evict_before_read_back() -> None:
     from simckpt.archive.uploading import Uploads
 
     def trusting(self, name, source, copied):
-        self._objects.put(name, source)
-        self._listing.sizes[name] = copied.size
+        self.objects.put(name, source)
+        self.listing.sizes[name] = copied.size
 
-    Uploads._bring = trusting
+    Uploads.bring = trusting
 
 
 def _commit_first() -> None:

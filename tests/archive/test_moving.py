@@ -348,7 +348,7 @@ def test_an_archive_that_is_lost_for_good_is_replaced_only_when_that_is_said(tmp
     assert local_seqs(files) == {2}
     # one that checkpoints depend on is not replaced
     known = files.archive()
-    with pytest.raises(ConflictError, match=r"1 checkpoints are in the old archive alone: .* number 1"):
+    with pytest.raises(ConflictError, match=r"1 checkpoints or sessions are in the old archive alone: .* number 1"):
         Archive(files, str(tmp_path / "third"), new=True).move()
     assert files.archive() == known
     assert_restores(simckpt.Store(files.path).files, 1)

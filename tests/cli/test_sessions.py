@@ -1,6 +1,7 @@
 """The commands on sessions: thin, with JSON for programs, and nothing that starts what is slow."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from typer.testing import CliRunner
 
 import simckpt
 from simckpt.cli import app
-from simckpt.hardware import Recorder
+from simckpt.errors import DamagedError, DamageWarning
+from simckpt.hardware import Recorder, Replay
 from simckpt.hardware.session import Session
 
 
@@ -35,7 +37,8 @@ def run(*arguments: object, code: int = 0) -> str:
 
 def test_list_has_a_line_for_each_session(pole: Session) -> None:
     (line,) = [line.split() for line in run("list", pole.files.root).splitlines() if line.startswith("played")]
-    assert line[3:] == ["20", f"{pole.duration:.1f}", "2", "closed"]
+    assert line[3:6] == ["20", f"{pole.duration:.1f}", "2"]
+    assert "closed" in line
     (facts,) = json.loads(run("list", pole.files.root, "--json"))
     assert (facts["name"], facts["id"], facts["rows"], facts["status"]) == ("played", pole.id, 20, "closed")
     assert facts["links"][0] == {
@@ -44,6 +47,58 @@ def test_list_has_a_line_for_each_session(pole: Session) -> None:
         "reading": ["force", "position"],
         "transport": "simulated",
     }
+
+
+DAMAGED = ["session.json", "closed.json", "parts/*/part.json", "snapshots/00000001/snapshot.json"]
+
+
+@pytest.mark.parametrize("file", [*DAMAGED, "parts"])
+def test_list_shows_a_damaged_session_as_such_and_all_others(pole: Session, tmp_path: Path, file: str) -> None:
+    root = tmp_path / "s"
+    shutil.copytree(pole.files.root, root)
+    with Recorder(cart_pole(), root, "other") as env:
+        env.reset(seed=0)
+    (path,) = (root / "sessions/played").glob(file)
+    if file == "parts":
+        shutil.rmtree(path)
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    said = run("list", root)
+    lines = [line.split() for line in said.splitlines()]
+    assert [line[3:5] for line in lines if line and line[0] == "other"] == [["0", "0.0"]]
+    (told,) = [line for line in lines if line and line[0] == "played"]
+    assert told[1] == "damaged:"
+    # the path may not fit into the table, but the line is whole
+    assert str(path if file != "parts" else path.parent) in " ".join(told)
+    facts = json.loads(run("list", root, "--json"))
+    assert [each["name"] for each in facts] == ["other", "played"]
+    assert str(path if file != "parts" else path.parent) in facts[1]["damaged"]
+
+
+def test_show_and_a_replay_tell_of_missing_snapshots_and_models(tmp_path: Path, pole: Session) -> None:
+    root = tmp_path / "s"
+    shutil.copytree(pole.files.root, root)
+    folder = root / "sessions/played"
+    assert "missing" not in run("show", root, "played")
+    shutil.rmtree(folder / "snapshots/00000001")
+    said = run("show", root, "played")
+    assert "missing          snapshot 1 is missing" in said
+    assert "snapshots at     11" in said
+    session = simckpt.Store(root).session("played")
+    with pytest.warns(DamageWarning, match="session 'played': snapshot 1 is missing"):
+        report = Replay(session, cart_pole()).run()
+    assert report.exact
+    assert report.rows == (range(11, 20),)
+    (model,) = (folder / "models").iterdir()
+    shutil.rmtree(model)
+    facts = json.loads(run("show", root, "played", "--json"))
+    assert facts["absent"][1] == f"models/{model.name}: a model that snapshots refer to is missing"
+    with pytest.warns(DamageWarning, match=f"models/{model.name}"):
+        replay = Replay(session, cart_pole())
+    with pytest.raises(DamagedError, match=model.name):
+        replay.run()
 
 
 def test_list_of_a_store_without_sessions(tmp_path: Path) -> None:
@@ -91,6 +146,11 @@ def test_export_writes_what_the_ending_or_the_form_says(
     assert "no such function" in run("export", root, "played", "a.gif", "--env", "replay_helpers:nothing", code=2)
     assert "one of mcap, minari, video" in run("export", root, "played", "--to", "csv", code=2)
     assert "did you mean played?" in run("export", root, "plaid", code=2)
+    for target in ("no/a.mcap", "no/a.gif", "no/minari"):
+        arguments = ["--to", "minari"] if target.endswith("minari") else ["--env", "replay_helpers:cart_pole"]
+        said = run("export", root, "played", target, *arguments, code=2)
+        assert f"{target} cannot be written: there is no folder no; make it first" in said
+    assert "there is no folder no" in run("plot", root, "played", "-o", "no/a.html", code=2)
 
 
 def test_close_ends_a_session_that_nobody_writes(tmp_path: Path, pole: Session) -> None:
@@ -103,8 +163,9 @@ def test_close_ends_a_session_that_nobody_writes(tmp_path: Path, pole: Session) 
     create_session(files, SessionRecord(id="ab" * 16, name="killed", created=1.8e9, monotonic=5))
     session = simckpt.Store(tmp_path / "s").session("killed")
     assert session.status == "unfinished"
-    assert "0 rows, 0.0 s, killed" in run("close", tmp_path / "s", "killed")
-    assert simckpt.Store(tmp_path / "s").session("killed").closed.how == "killed"
+    # nobody has a claim on it: its writer has not been killed with it
+    assert "0 rows, 0.0 s, refused" in run("close", tmp_path / "s", "killed")
+    assert simckpt.Store(tmp_path / "s").session("killed").closed.how == "refused"
     # one that is closed stays as it is
     assert "20 rows" in run("close", pole.files.root, "played")
     assert pole.status == "closed"

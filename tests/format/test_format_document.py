@@ -101,15 +101,28 @@ WORDS = {
     "<n>": "[0-9]{5}",
     "<r>": "[0-9]{5}",
     "<path>": ".+",
+    "<name>": "[^/]+",
+    "<first>": "[0-9]{8}",
+    "<last>": "[0-9]{8}",
+    "<number>": "[0-9]{8}",
+    "<digest>": "[0-9a-f]{32}",
     "<8 digits>": "[0-9]{8}",
 }
-# what lives no longer than a process or a step; recordings, which have tests of their own
-PASSING = ("runs/<run>/writer/", "archive/writer/", "sessions/", "trash/<id>.<8 digits>.h5", "tmp/")
+# what lives no longer than a process or a step
+PASSING = (
+    "runs/<run>/writer/",
+    "archive/writer/",
+    "sessions/<name>/writer/",
+    "trash/<id>.<8 digits>.h5",
+    "tmp/",
+)
 
 
 def test_every_file_of_the_golden_stores_is_in_the_layout():
     known, seen = layout(), set()
-    roots = [*(Path(__file__).parent / "golden").iterdir(), RANKS / "store", RANKS / "archive"]
+    home = Path(__file__).parent
+    roots = [*(home / "golden").iterdir(), home / "golden_sessions"]
+    roots += [each / kind for each in (RANKS, home / "golden_session_archive") for kind in ("store", "archive")]
     for root in roots:
         for path in filter(Path.is_file, root.rglob("*")):
             name = path.relative_to(root).as_posix()

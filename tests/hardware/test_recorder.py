@@ -1,6 +1,5 @@
 """`Recorder`: what it saw is in the session, every bit once; what goes wrong with disks and processes stops no loop."""
 
-import errno
 import os
 import resource
 import signal
@@ -15,27 +14,20 @@ import pytest
 from recorder_helpers import Counting, Seen, counting
 
 import simckpt
-from simckpt import state
 from simckpt.errors import (
     ConfigurationError,
     ConflictError,
     RecordingWarning,
+    StoreError,
     UnsupportedStateError,
 )
-from simckpt.hardware import Recorder
-from simckpt.hardware.keeping import Keeper
-from simckpt.hardware.ring import Part, Snapshot
-from simckpt.hardware.session import Session
+from simckpt.hardware import OnError, OutOfRange, Recorder
+from simckpt.hardware.part_buffers import BUFFERS, MOST_ROWS
 from simckpt.sim import SnapshotEnv
-from simckpt.storage import StoreFiles
-from simckpt.storage.session_records import SessionRecord
-from simckpt.storage.session_writing import create_session
-from simckpt.storage.sessions import SessionFiles
-from simckpt.testing.faults import FaultyDisk, fail
 
 
 def child_of(recorder: Recorder) -> int:
-    return recorder._recording._child.process.pid
+    return recorder._recording.process.pid
 
 
 def test_what_was_seen_is_recorded_bit_for_bit(tmp_path) -> None:
@@ -165,8 +157,6 @@ def test_a_snapshot_goes_on_as_the_env_did(tmp_path) -> None:
             env.step(action)
     session = simckpt.Store(tmp_path).session("pole")
     assert [(each.row, each.reason) for each in session.snapshots] == [(0, "start"), (25, "here")]
-    assert session.snapshot_before(24).row == 0
-    assert session.snapshot_before(59).row == 25
     rows = session.read(["rows/observation"])["rows"]
     twin = CartPoleInTheLoopEnv()
     twin.reset(seed=99)
@@ -263,7 +253,17 @@ def test_sessions_without_a_name_get_one(tmp_path) -> None:
         {"ring": -1.0},
         {"after": 5.0},
         {"ring": 5.0, "after": -1.0},
+        {"part_seconds": "1"},
         {"triggers": ["on fire"]},
+        {"triggers": OnError()},
+        {"triggers": "OnError"},
+        {"triggers": 5},
+        {"signals": {"heat": 5}},
+        {"signals": ["heat"]},
+        {"signals": {3: len}},
+        {"links": {"motor": 5}},
+        {"links": [counting().link]},
+        {"links": {"arm/left": counting().link}},
         {"origin": "ant-ppo"},
     ],
     ids=str,
@@ -271,6 +271,80 @@ def test_sessions_without_a_name_get_one(tmp_path) -> None:
 def test_arguments_without_sense_are_refused(tmp_path, arguments) -> None:
     with pytest.raises(ConfigurationError):
         Recorder(Counting(), tmp_path, "pole", **arguments)
+    assert list(tmp_path.glob("sessions/*")) == []
+
+
+@pytest.mark.parametrize(
+    ("trigger", "hint"),
+    [
+        (OutOfRange("observaton", high=1.0), "did you mean 'observation'?"),
+        (OutOfRange("observation/0", high=1.0), "did you mean 'observation'?"),
+        (OutOfRange("terminated", high=0.5), "nothing of the name 'terminated' is recorded"),
+        (OutOfRange("het", high=1.0), "did you mean 'heat'?"),
+        (OutOfRange("observation", index=3, high=1.0), "observation has 3 values, and no index 3"),
+        (OutOfRange("observation", index=-4, high=1.0), "no index -4"),
+        (OutOfRange("action", index=2, high=1.0), "action has 2 values"),
+        (OutOfRange("reward", index=1, high=1.0), "reward has 1 values"),
+        (OutOfRange("observation", index="force", high=1.0), "no value of a reading has the name 'force'"),
+        (OutOfRange("observation", index=1.5, high=1.0), "index= is a whole number"),
+        (OutOfRange("reading", index="plac", high=1.0), "did you mean 'place'?"),
+        (OutOfRange("reading", index=2, high=1.0), "reading has 2 values"),
+    ],
+    ids=str,
+)
+def test_a_trigger_that_can_never_fire_is_refused(tmp_path, trigger, hint) -> None:
+    with pytest.raises(ConfigurationError, match="can never fire") as raised:
+        Recorder(counting(), tmp_path, "pole", triggers=[trigger], signals={"heat": lambda env, info: 1.0})
+    assert hint in str(raised.value)
+
+
+def test_readings_of_an_env_without_links_can_trigger_nothing(tmp_path) -> None:
+    with pytest.raises(ConfigurationError, match="no link whose readings"):
+        Recorder(Counting(), tmp_path, "pole", triggers=[OutOfRange("reading", high=1.0)])
+
+
+def test_an_index_that_a_signal_lacks_is_told_with_the_first_row(tmp_path) -> None:
+    triggers = [OutOfRange("heat", index=2, high=1.0), OutOfRange("heat", index=1, high=1.0)]
+
+    def loop() -> None:
+        with Recorder(Counting(), tmp_path, "pole", triggers=triggers, signals={"heat": lambda *_: [0.0, 9.0]}) as env:
+            env.reset()
+            Seen(env).run(5)
+
+    with pytest.warns(RecordingWarning, match="can never fire: heat has 2 values, and no index 2"):
+        loop()
+    (event,) = simckpt.Store(tmp_path).session("pole").events
+    assert event.text == "signals/heat was 9, out of -inf to 1" or event.text.startswith("heat was 9")
+
+
+def test_an_env_is_recorded_by_one_recorder(tmp_path) -> None:
+    with (
+        Recorder(Counting(), tmp_path, "pole") as env,
+        pytest.raises(ConfigurationError, match="has a recorder already, that of session 'pole'"),
+    ):
+        Recorder(gym.wrappers.TimeLimit(env, 5), tmp_path, "pole-2")
+
+
+def test_a_name_that_is_taken_is_refused_and_its_session_stays(tmp_path) -> None:
+    with Recorder(Counting(), tmp_path, "pole") as env:
+        env.reset()
+        Seen(env).run(3)
+    with pytest.raises(ConflictError):
+        Recorder(Counting(), tmp_path, "pole")
+    assert simckpt.Store(tmp_path).session("pole").rows == range(3)
+
+
+def test_a_recorder_that_cannot_be_made_has_not_used_up_its_name(tmp_path) -> None:
+    simckpt.Store(tmp_path).made()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(StoreError):
+            Recorder(Counting(), tmp_path, "pole")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with Recorder(Counting(), tmp_path, "pole") as env:
+        env.reset()
 
 
 def test_what_has_no_fixed_size_is_refused(tmp_path) -> None:
@@ -279,7 +353,7 @@ def test_what_has_no_fixed_size_is_refused(tmp_path) -> None:
 
     with pytest.raises(ConfigurationError, match="size is not fixed"):
         Recorder(Talking(), tmp_path, "pole")
-    assert simckpt.Store(tmp_path).sessions() == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_env_that_cannot_be_captured_is_refused_or_recorded_without_snapshots(tmp_path) -> None:
@@ -379,7 +453,7 @@ def test_a_recording_process_that_is_too_slow_loses_whole_parts_and_says_so(tmp_
     os.kill(child_of(env), signal.SIGSTOP)
     try:
         # more rows than all buffers hold
-        seen.run(5 * 4096)
+        seen.run((BUFFERS + 1) * MOST_ROWS)
     finally:
         os.kill(child_of(env), signal.SIGCONT)
     with warnings.catch_warnings(record=True) as caught:
@@ -390,7 +464,7 @@ def test_a_recording_process_that_is_too_slow_loses_whole_parts_and_says_so(tmp_
     rows = session.read(["rows"])["rows"]
     lost = [row for each in session.missing for row in each]
     assert lost
-    assert sorted([*rows["row"].tolist(), *lost]) == list(range(5 * 4096 + 1))
+    assert sorted([*rows["row"].tolist(), *lost]) == list(range((BUFFERS + 1) * MOST_ROWS + 1))
     assert {event.kind for event in session.events} == {"lost"}
     assert rows["observation"].tobytes() == np.array(seen.observations)[rows["row"]].tobytes()
 
@@ -439,84 +513,3 @@ def test_a_forked_child_does_not_record(tmp_path) -> None:
     session = simckpt.Store(tmp_path).session("pole")
     seen.assert_recorded(session.read(["rows"])["rows"])
     assert session.status == "closed"
-
-
-def part(start: int, stop: int) -> Part:
-    rows = np.arange(start, stop)
-    tables = {"rows": {"order": rows, "row": rows, "finished": rows, "reward": np.zeros(len(rows))}}
-    return Part(tables, (start, stop), {"rows": (start, stop)}, start, stop)
-
-
-def keeper(path: Path, disk: FaultyDisk, told: list[str], **settings: Any) -> Keeper:
-    store = StoreFiles.create(path, disk=disk)
-    record = SessionRecord("5e" * 16, "pole", 1.8e9, 0)
-    create_session(store, record, disk=disk)
-    return Keeper(path, record, told.append, disk=disk, **settings)
-
-
-def test_parts_are_merged_while_the_recording_goes_on(tmp_path) -> None:
-    keeping = keeper(tmp_path, FaultyDisk(), told := [])
-    for start in range(0, 3 * 70, 3):
-        keeping.add(part(start, start + 3))
-    session = Session(SessionFiles(tmp_path, "pole"))
-    assert [each.numbers for each in session.parts] == [(1, 60), *((number, number) for number in range(61, 71))]
-    assert session.read()["rows"]["row"].tolist() == list(range(3 * 70))
-    keeping.close("closed", "")
-    assert len(session.parts) == 1
-    assert told == []
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
-def test_what_a_disk_refuses_for_a_while_is_late_and_not_lost(tmp_path, number) -> None:
-    disk, told = FaultyDisk(), []
-    keeping = keeper(tmp_path, disk, told)
-    keeping.add(part(0, 3))
-    disk.arm(fail(number), at=1, sticky=True)
-    keeping.add(part(3, 6))
-    keeping.add(Snapshot(state.encode({"env": {}, "observation": None}), 6, 6, 6, 6, "test", ()))
-    keeping.add(part(6, 9))
-    assert len(told) == 1
-    assert "cannot be written for the moment" in told[0]
-    disk.arm()
-    keeping.add(part(9, 12))
-    keeping.close("closed", "")
-    session = Session(SessionFiles(tmp_path, "pole"))
-    assert session.read()["rows"]["row"].tolist() == list(range(12))
-    assert [each.row for each in session.snapshots] == [6]
-    assert session.missing == []
-    assert len(told) == 1
-
-
-def test_what_a_disk_refuses_for_too_long_is_told_by_the_session(tmp_path) -> None:
-    disk, told = FaultyDisk(), []
-    keeping = keeper(tmp_path, disk, told, waiting=300)
-    keeping.add(part(0, 3))
-    disk.arm(fail(errno.ENOSPC), at=1, sticky=True)
-    for start in range(3, 30, 3):
-        keeping.add(part(start, start + 3))
-    disk.arm()
-    keeping.add(part(30, 33))
-    keeping.close("closed", "")
-    session = Session(SessionFiles(tmp_path, "pole"))
-    rows = session.read()["rows"]["row"].tolist()
-    assert rows[:3] == [0, 1, 2]
-    assert rows[-3:] == [30, 31, 32]
-    (missing,) = session.missing
-    assert sorted([*rows, *missing]) == list(range(33))
-    lost = [event for event in session.events if event.kind == "lost"]
-    assert [event.row for event in lost] == list(missing)[::3]
-    assert "the disk has refused for too long" in lost[0].text
-
-
-def test_a_disk_that_refuses_until_the_end_leaves_what_was_written(tmp_path) -> None:
-    disk, told = FaultyDisk(), []
-    keeping = keeper(tmp_path, disk, told)
-    keeping.add(part(0, 3))
-    disk.arm(fail(errno.EIO), at=1, sticky=True)
-    keeping.add(part(3, 6))
-    keeping.close("closed", "")
-    disk.arm()
-    assert "could not be closed" in told[-1]
-    session = Session(SessionFiles(tmp_path, "pole"))
-    assert session.closed is None
-    assert session.read()["rows"]["row"].tolist() == [0, 1, 2]

@@ -5,6 +5,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from replay_helpers import SNAPSHOTS, STEPS, Altered, ant, cart_pole, device, di
 import simckpt
 from envs.cart_pole_in_the_loop import CartPoleInTheLoopEnv
 from envs.motor import Motor
-from simckpt.errors import ConfigurationError, LinkDisarmedError, StateMismatchError
+from simckpt.errors import ConfigurationError, LinkDisarmedError, RecordingWarning, StateMismatchError
 from simckpt.hardware import UDP, Link, Recorder, Replay, ReplayReport, contact_force
 from simckpt.hardware.differences import Differences, compare
 from simckpt.hardware.session import NOTHING, READING, Session
@@ -676,6 +677,68 @@ class Failing(Counting):
         return super().reset(**options)
 
 
+def test_what_another_thread_does_with_a_link_makes_a_replay_inexact_and_is_told(tmp_path: Path) -> None:
+    def loop(recorder: Recorder) -> None:
+        link = recorder.unwrapped.link
+        recorder.reset(seed=1)
+        for step in range(30):
+            recorder.step(np.array([0.1]))
+            if step == 20:
+                thread = threading.Thread(target=link.receive)
+                thread.start()
+                thread.join()
+
+    with pytest.warns(RecordingWarning, match="another thread"):
+        session = record(tmp_path / "s", cart_pole(), loop=loop)
+    report = Replay(session, cart_pole()).run()
+    assert not report.exact
+    assert report.rows == (range(30),)
+    assert "no replay repeats row 21: thread: link 'motor'" in str(report)
+    assert Replay(session, cart_pole()).run(stop=20).exact
+
+
+class Odd(Counting):
+    """Gives now and then what cannot be recorded: a reward that is no number, an observation that is none."""
+
+    odd = (5, 20, 40)  # as many as there are buffers on their way, at most
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def step(self, action: np.ndarray) -> tuple:
+        observation, reward, *rest = super().step(action)
+        self.place += self.np_random.random()
+        self.calls += 1
+        if self.calls - 1 in self.odd:
+            return ("nothing", reward, *rest) if self.calls == 21 else (observation, "much", *rest)
+        return observation, reward, *rest
+
+
+def test_rows_that_could_not_be_recorded_are_passed_over_and_told(tmp_path: Path) -> None:
+    def loop(env: Recorder) -> None:
+        env.reset(seed=1)
+        for _ in range(60):
+            env.step(np.zeros(2, np.float32))
+
+    with pytest.warns(RecordingWarning):
+        session = record(tmp_path / "s", Odd(), loop=loop)
+    odd = list(Odd.odd)
+    assert [row for rows in session.missing for row in rows] == odd
+    report = Replay(session, Odd()).run()
+    assert report.exact, str(report)
+    assert [row for rows in report.rows for row in rows] == [row for row in range(60) if row not in odd]
+    assert [row for rows in report.skipped for row in rows] == odd
+    told = [line for line in str(report).splitlines() if "gone on from" in line]
+    for row, line in zip(odd, told, strict=True):
+        assert line.startswith(f"  gone on from a snapshot after row {row}: unrecorded: row {row} was not recorded")
+    # a row behind such a one can be gone to
+    for row in (odd[0] + 1, odd[1] + 1):
+        replay = Replay(session, Odd())
+        assert replay.go_to(row).exact
+        assert replay.run(row).exact
+
+
 def test_calls_that_raised_and_were_survived_are_passed_over(tmp_path: Path) -> None:
     with Recorder(Failing(), tmp_path / "s", "s") as env:
         env.reset(seed=1)
@@ -692,7 +755,62 @@ def test_calls_that_raised_and_were_survived_are_passed_over(tmp_path: Path) -> 
     report = Replay(session, Failing()).run()
     assert report.exact, str(report)
     assert report.rows == (range(37),)
+    assert str(report).count("gone on from a snapshot after row") == 4
+    assert "gone on from a snapshot after row 9: error: step raised TimeoutError: the device does not" in str(report)
     for row in (9, 20, 36):
         replay = Replay(session, Failing())
         replay.go_to(row)
         assert replay.run(row).exact
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"start": 200}, f"has the rows 0 to {STEPS - 1}, none from 200 on and below {STEPS}"),
+        ({"stop": 0}, "none from 0 on and below 0"),
+        ({"stop": -3}, "none from 0 on and below -3"),
+        ({"start": 9, "stop": 9}, "none from 9 on and below 9"),
+        ({"start": 1.5}, "start is a whole number, got 1.5"),
+        ({"stop": "end"}, "stop is a whole number, got 'end'"),
+        ({"start": True}, "start is a whole number, got True"),
+    ],
+)
+def test_rows_that_there_are_none_of_are_refused(pole: Session, wrong: dict[str, Any], told: str) -> None:
+    replay = Replay(pole, cart_pole())
+    for play in (replay.run, lambda **rows: list(replay.steps(**rows)), lambda **rows: replay.measure({}, **rows)):
+        with pytest.raises(ConfigurationError, match=told):
+            play(**wrong)
+
+
+def test_rows_before_the_first_are_none_that_could_not_be_played(pole: Session) -> None:
+    report = Replay(pole, cart_pole()).run(-5, 5)
+    assert (report.rows, report.skipped) == ((range(5),), ())
+    assert str(report) == "exact: 5 rows and 0 later snapshots of session 'played'"
+
+
+def test_a_session_without_rows_says_so(tmp_path: Path) -> None:
+    session = record(tmp_path / "s", cart_pole(), loop=lambda env: None)
+    replay = Replay(session, cart_pole())
+    with pytest.raises(ConfigurationError, match="session 'played' has no rows to play"):
+        replay.run()
+    with pytest.raises(
+        ConfigurationError, match="no snapshot of session 'played' leads to row 1: recorded are rows none"
+    ):
+        replay.go_to(1)
+
+
+def test_a_replay_that_was_closed_plays_nothing(pole: Session) -> None:
+    with Replay(pole, cart_pole()) as replay:
+        assert replay.go_to(3).exact
+    play = {
+        "run": replay.run,
+        "go_to": lambda: replay.go_to(3),
+        "steps": lambda: next(replay.steps()),
+        "measure": lambda: replay.measure({"x": lambda env, info: 1}),
+        "what_if": lambda: replay.what_if(lambda observation: np.zeros(1), start=3),
+    }
+    for each in play.values():
+        with pytest.raises(ConfigurationError, match="the replay of session 'played' was closed"):
+            each()
+    assert not replay.links["motor"].armed
+    replay.close()

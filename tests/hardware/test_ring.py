@@ -261,6 +261,12 @@ def test_a_loop_that_hangs_is_noticed(tmp_path) -> None:
         while not session_names(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        # all of it is there while the loop still hangs
+        session = Session(SessionFiles(tmp_path, "pole-1"))
+        while session.rows != range(200):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     (session,) = sessions_of(tmp_path, 1)
+    assert session.rows == range(200)
     assert "there was no step for 0.3 s" in [event.text for event in session.events]
     seen.assert_recorded(session.read(["rows"])["rows"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import simckpt
-from simckpt import state
+from simckpt import plots, state
 from simckpt.errors import (
     ConfigurationError,
     DamagedError,
@@ -16,10 +16,12 @@ from simckpt.errors import (
     SessionNotFoundError,
     SimckptError,
 )
+from simckpt.hardware import series
 from simckpt.hardware.session import Session
 from simckpt.storage import StoreFiles, sealed
 from simckpt.storage.session_records import LinkRecord, SessionRecord
 from simckpt.storage.session_writing import SessionWriter, create_session
+from simckpt.storage.sessions import SessionFiles
 
 MS = 1_000_000  # [ns]
 
@@ -168,16 +170,12 @@ def test_times_and_rows_find_each_other(tmp_path, writer) -> None:
         reading.row_at(-0.1)
 
 
-def test_snapshots_are_found_by_rows_and_by_order(tmp_path, writer) -> None:
+def test_snapshots_are_found_by_rows(tmp_path, writer) -> None:
     reading = session(tmp_path)
     assert [each.row for each in reading.snapshots] == [0, 6, 6]
     assert reading.snapshot(0) == {"env": {"count": 0}, "observation": None}
     # of two at one row the later one
     assert reading.snapshot(6)["env"] == {"count": 2}
-    assert reading.snapshot_before(5).row == 0
-    assert reading.snapshot_before(11).order == 59
-    assert reading.snapshot_before(11, order=58).number == 3
-    assert reading.snapshot_before(11, order=20).number == 1
     with pytest.raises(ConfigurationError, match="it has some at 0, 6, 6"):
         reading.snapshot(3)
 
@@ -258,7 +256,7 @@ def look_at_everything(path: Path) -> None:
     _ = (reading._repr_html_(), reading.read(start=2, stop=9), reading.row_at(0.01), list(reading.chunks(["rows/row"])))
     for each in reading.snapshots:
         reading.snapshot(each)
-        reading.snapshot_before(each.row)
+    _ = reading.absent
 
 
 WRONG = [None, -1, 2**63 - 1, 0.5, "", "\x1b[31m", [], [0, 2**61], {}, {"rows": [0, 4], "x/../y": [0, 4]}, True]
@@ -313,3 +311,190 @@ def test_tables_of_a_stranger_are_read_or_refused(tmp_path, tree) -> None:
         writer.write_part(state.encode(tree), rows=(0, 4), spans=spans, started=0, stopped=9)
         with pytest.raises(SimckptError):
             look_at_everything(tmp_path)
+
+
+CHANGED = {
+    "another size": ({"place": np.zeros((4, 3))}, "rows/observation/place", r"float64 of shape \(3,\)"),
+    "another number of axes": ({"place": np.zeros(4)}, "rows/observation/place", r"float64 of shape \(\)"),
+    "a part more": ({"place": np.zeros((4, 2)), "speed": np.zeros(4)}, "rows/observation", "the parts place, speed"),
+    "no parts": (np.zeros((4, 2)), "rows/observation", r"float64 of shape \(2,\)"),
+    "a tuple": ((np.zeros((4, 2)),), "rows/observation", "1 parts"),
+}
+
+
+def of_two_forms(path: Path, first: object, second: object) -> Session:
+    """Rows 0 to 3 and 8 to 11 have one observation, rows 4 to 7 another."""
+    store = StoreFiles.create(path)
+    create_session(store, SessionRecord("5e" * 16, "pole", 1.8e9, 7))
+    with SessionWriter(store.path, "pole") as writer:
+        for start, observation in ((0, first), (4, second), (8, first)):
+            rows = np.arange(start, start + 4)
+            table = {"order": rows, "row": rows, "reward": rows / 3, "observation": observation}
+            span = (start, start + 4)
+            writer.write_part(
+                state.encode({"rows": table}), rows=span, spans={"rows": span}, started=start * MS, stopped=4 * MS
+            )
+    return session(path)
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_column_that_changes_its_size_is_told_by_name_and_rows_and_all_else_can_be_read(tmp_path, change) -> None:
+    other, column, told = CHANGED[change]
+    first = {"place": np.arange(8.0).reshape(4, 2)}
+    reading = of_two_forms(tmp_path, first, other)
+    with pytest.raises(
+        ConfigurationError, match=rf"column '{column}' has .* in rows 0 to 3, and {told} in rows 4 to 7.*chunks"
+    ):
+        reading.read()
+    assert reading.read(["rows/reward"])["rows"]["reward"].tolist() == [row / 3 for row in range(12)]
+    for start, expected in ((0, first), (4, other), (8, first)):
+        found = reading.read(["rows/observation"], start=start, stop=start + 4)["rows"]["observation"]
+        assert state.differences(found, expected) == []
+    assert [len(each["rows"]["row"]) for each in reading.chunks()] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        (np.float32, np.float64, np.float64),
+        (np.float64, np.float32, np.float64),
+        (np.int8, np.float32, np.float32),
+        (np.bool_, np.int64, np.int64),
+        (np.uint8, np.int8, np.int16),
+    ],
+)
+def test_a_column_whose_dtype_changes_has_the_one_that_holds_all(tmp_path, first, second, joined) -> None:
+    one, two = np.array([0, 1, 1, 0], first), np.array([1, 0, 1, 1], second)
+    found = of_two_forms(tmp_path, one, two).read()["rows"]["observation"]
+    assert found.dtype == joined
+    assert found.tolist() == [*one.tolist(), *two.tolist(), *one.tolist()]
+
+
+def test_values_that_no_dtype_holds_with_those_before_are_told(tmp_path) -> None:
+    reading = of_two_forms(tmp_path, np.full(4, 2**53 + 1), np.full(4, 0.5))
+    with pytest.raises(ConfigurationError, match=r"no dtype holds the column 'rows/observation' in rows .*\(int64\)"):
+        reading.read()
+    # a float64 holds that one
+    assert of_two_forms(tmp_path / "b", np.full(4, 2**53), np.full(4, 0.5)).read()["rows"]["observation"][4] == 0.5
+
+
+def with_readings(path: Path, sequence: np.ndarray, device_time: np.ndarray, received: np.ndarray) -> Session:
+    """A session with a reading in each row."""
+    store = StoreFiles.create(path)
+    links = (LinkRecord("left arm", ("force",), ("place",)), LinkRecord("silent", ("x",), ("y",)))
+    create_session(store, SessionRecord("5e" * 16, "pole", 1.8e9, 7, links=links))
+    rows = np.arange(len(sequence))
+    table = {
+        "order": rows,
+        "row": rows,
+        "kind": np.zeros(len(rows), np.uint8),
+        "sequence": sequence.astype(np.uint64),
+        "device_time": device_time,
+        "received": received,
+        "late": np.zeros(len(rows), bool),
+        "values": np.zeros((len(rows), 1)),
+    }
+    steps = {"order": rows, "row": rows, "started": received, "finished": received}
+    with SessionWriter(store.path, "pole") as writer:
+        span = (0, len(rows))
+        writer.write_part(
+            state.encode({"rows": steps, "readings": {"left arm": table}}),
+            rows=span,
+            spans={"rows": span, "readings/left%20arm": span},
+            started=int(received[0]),
+            stopped=int(received[-1]),
+        )
+    return session(path)
+
+
+def test_delays_are_those_that_figures_show_whatever_the_clocks_do(tmp_path) -> None:
+    rng = np.random.default_rng(3)
+    count = 6000
+    sent = 600_000_000 * np.arange(count)  # an hour [ns]
+    extra = rng.exponential(300_000, count).astype(np.int64)
+    extra[:: count // 50] = 0  # the quickest ones, all along
+    device = 5_000 + (sent * (1 + 50e-6)).astype(np.int64)  # runs ahead by 50 ppm, 180 ms in an hour
+    device[count // 2 :] -= device[count // 2]  # it was started anew
+    reading = with_readings(tmp_path, np.arange(count), device, 10**15 + sent + extra)
+    found = reading.statistics()["links"]
+    expected = np.quantile(extra, (0.5, 0.99, 0.999, 1.0)) / 1e9
+    # the line through the quickest ones is off by what the next of them took: 1 us
+    assert list(found["left arm"]["delay"].values()) == pytest.approx(expected.tolist(), abs=1e-6)
+    shown = np.array(plots.delays(reading, "left arm").data[0].y) / 1e3
+    assert np.quantile(shown, 0.5) == pytest.approx(found["left arm"]["delay"]["median"], abs=1e-4)
+    assert found["silent"] == {
+        "commands": 0,
+        "readings": 0,
+        "nothing": 0,
+        "lost": 0,
+        "late": 0,
+        "delay": dict.fromkeys(("median", "p99", "p999", "longest"), 0.0),
+    }
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_lost_readings_are_counted_once_whatever_their_order(tmp_path, lost, restarts) -> None:
+    rng = np.random.default_rng(7)
+    sequences, expected = [], 0
+    for _ in range(restarts + 1):
+        numbers = np.arange(400)
+        came = numbers[rng.random(400) >= lost]
+        came = np.unique([0, *came, 399])
+        expected += 400 - len(came)
+        # some overtake others, but not the first
+        order = np.argsort(
+            came + np.where(rng.random(len(came)) < 0.2, rng.integers(0, 8, len(came)), 0), kind="stable"
+        )
+        assert came[order][0] == 0
+        sequences.append(came[order])
+    sequence = np.concatenate(sequences)
+    times = 1000 * np.arange(len(sequence))
+    assert with_readings(tmp_path, sequence, times, times).statistics()["links"]["left arm"]["lost"] == expected
+
+
+def test_figures_are_those_of_what_is_on_the_disk_by_then(tmp_path, writer) -> None:
+    reading = session(tmp_path)
+    assert reading.statistics()["rows"] == 12
+    write_part(writer, 12, 16)
+    assert reading.statistics()["rows"] == 16
+    assert reading.statistics()["links"]["motor"]["commands"] == 16
+
+
+def test_one_look_reads_each_record_once_and_only_the_columns_that_are_wanted(tmp_path, writer, monkeypatch) -> None:
+    reading = session(tmp_path)
+    opened: list[str] = []
+    part, bundle = SessionFiles.part, SessionFiles.read_bundle
+    monkeypatch.setattr(SessionFiles, "part", lambda self, numbers: opened.append("part") or part(self, numbers))
+    for look in (repr, lambda each: each._repr_html_(), lambda each: each.rows, lambda each: each.missing):
+        opened.clear()
+        look(reading)
+        assert opened == ["part"] * 3
+    wanted: set[str] = set()
+
+    def read(self, folder, record, component, chosen=None):
+        if chosen is not None:
+            wanted.update(path for path in PATHS if chosen(path))
+        return bundle(self, folder, record, component, chosen)
+
+    monkeypatch.setattr(SessionFiles, "read_bundle", read)
+    series(reading, "reading/motor/force", start=3, stop=9)
+    assert wanted == {path for path in PATHS if path.startswith("readings/motor/")}
+    wanted.clear()
+    series(reading, "reward", start=3, stop=9)
+    assert wanted == {"rows/reward", "rows/row", "rows/finished"}
+
+
+PATHS = [
+    "rows/row",
+    "rows/reward",
+    "rows/started",
+    "rows/finished",
+    "rows/observation/0",
+    "commands/motor/row",
+    "commands/motor/values",
+    "readings/motor/row",
+    "readings/motor/values",
+    "readings/other/row",
+    "events/row",
+]

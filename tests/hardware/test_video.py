@@ -103,7 +103,7 @@ def test_what_cannot_be_shown_is_refused_and_nothing_is_left(pole: Session, tmp_
         ({"fps": 0}, "positive"),
         ({"size": (4000, 3000)}, "allows pictures of at most 640 x 480"),
         ({"camera": "side"}, "no camera 'side'"),
-        ({"start": 6}, "no such rows"),
+        ({"start": 6}, "has the rows 0 to 5, none from 6 on"),
     ]
     for changes, match in wrong:
         arguments = {"path": "a.gif", **changes}

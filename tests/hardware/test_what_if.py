@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from replay_helpers import OverLink, cart_pole, device, joints, record
 
+from envs.cart_pole_in_the_loop import CartPoleInTheLoopEnv
 from envs.motor import Motor
 from simckpt.errors import ConfigurationError
-from simckpt.hardware import Link, Recorder, Replay, Simulated, model_readings, series
+from simckpt.hardware import UDP, Link, Recorder, Replay, Simulated, model_readings, series
 from simckpt.hardware.session import READING, Session
 
 START = 15
@@ -124,8 +125,6 @@ def test_a_what_if_against_a_real_device_needs_a_model_and_reaches_nobody(tmp_pa
     import gymnasium as gym
 
     def hopper(address: str) -> gym.Env:
-        from simckpt.hardware import UDP
-
         link = Link(UDP(address), command=joints(3), reading=joints(3), name="leg")
         return OverLink(gym.make("Hopper-v5"), link)
 
@@ -168,24 +167,118 @@ def test_a_what_if_ends_with_its_episode(pole: Session) -> None:
     assert "the episode ended" in found.told()
 
 
-def test_arguments_that_make_no_sense_are_refused(pole: Session) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"steps": 0}, "steps is a whole number of at least 1, got 0"),
+        ({"steps": 2.5}, "steps is a whole number of at least 1, got 2.5"),
+        ({"lead": -1}, "lead is a whole number of at least 0, got -1"),
+        ({"seed": "one"}, "seed is a whole number of at least 0, got 'one'"),
+        ({"start": "a"}, "the number of a row is a whole number, got 'a'"),
+        ({"start": True}, "the number of a row is a whole number, got True"),
+        ({"start": 1.5}, "the number of a row is a whole number, got 1.5"),
+        ({"start": None, "seconds": float("nan")}, "a finite number of seconds, got nan"),
+        ({"start": None, "seconds": "soon"}, "a finite number of seconds, got 'soon'"),
+        ({"seconds": 1.0}, "one of them"),
+        ({"model": "motor"}, "a model is called as model.command, time., got 'motor'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(pole: Session, wrong: dict, told: str) -> None:
     replay = Replay(pole, cart_pole())
-    for wrong in ({"steps": 0}, {"lead": -1}):
-        with pytest.raises(ConfigurationError, match="steps is 1 or more"):
-            replay.what_if(held, start=START, **wrong)
-    with pytest.raises(ConfigurationError, match="one of them"):
-        replay.what_if(held, start=3, seconds=1.0)
+    with pytest.raises(ConfigurationError, match=told):
+        replay.what_if(held, **{"start": START, **wrong})
+    with pytest.raises(ConfigurationError, match=r"policy\(observation\), got 3"):
+        replay.what_if(3, start=START)
+    # nothing was left behind
+    assert replay.run(START, START + 3).exact
+
+
+@pytest.mark.parametrize("action", [np.zeros(3), np.zeros((1, 1)), 0.5, "left", {"force": 0.5}, (0.5,) * 2, None])
+def test_a_policy_whose_actions_are_others_is_named(pole: Session, action: object) -> None:
+    replay = Replay(pole, cart_pole())
+    with pytest.raises(ConfigurationError, match=r"the policy returned .*is an array of shape \(1,\)"):
+        replay.what_if(lambda observation: action, start=START, steps=3)
+    assert replay.run(START, START + 3).exact
+
+
+@pytest.mark.parametrize(
+    ("reading", "told"),
+    [
+        ((1.0,), r"the model of the device returned an array of shape \(1,\); a reading is 2 numbers"),
+        (1.0, r"array of shape \(\); a reading is 2 numbers \('force', 'position'\)"),
+        (np.zeros((2, 2)), r"array of shape \(2, 2\); a reading is 2 numbers"),
+        ("fast", "a model returns the numbers of a reading, or None, got 'fast'"),
+        ({"force": 1.0}, "a model returns the numbers of a reading, or None, got"),
+        ([[1.0], [1.0, 2.0]], "a model returns the numbers of a reading, or None, got"),
+    ],
+)
+@pytest.mark.parametrize("lead", [0, 5])
+def test_a_model_that_returns_no_reading_is_named_and_leaves_the_replay_as_it_was(
+    pole: Session, reading: object, told: str, lead: int
+) -> None:
+    replay = Replay(pole, cart_pole())
+    with pytest.raises(ConfigurationError, match=told):
+        replay.what_if(held, model=lambda command, time: reading, start=START, steps=3, lead=lead)
+    # the record answers again, and not the model
+    assert replay.run(START, START + 3).exact
+    with pytest.raises(ConfigurationError, match=told):
+        model_readings(pole, lambda command, time: reading, "force")
+
+
+def test_a_model_in_the_env_answers_where_a_device_was_recorded(tmp_path: Path) -> None:
+    """Without `model=` the model that the env has is asked, a copy of it each time, and not what was recorded."""
+
+    def loop(env: Recorder) -> None:
+        env.reset(seed=1)
+        for _ in range(30):
+            env.step(np.array([0.2]))
+
+    def bench(transport: object) -> CartPoleInTheLoopEnv:
+        return CartPoleInTheLoopEnv(Link(transport, command=Motor.command, reading=Motor.reading, name="motor"))
+
+    with device(2, loss=0.0) as address:
+        session = record(tmp_path / "s", bench(UDP(address)), loop=loop)
+    asked: list[list[float]] = []
+
+    class Telling:
+        """Tells the number of the command, and keeps what it was sent; copies keep it in the same list."""
+
+        def __init__(self) -> None:
+            self.commands = 0
+
+        def __call__(self, command: np.ndarray | None, time: int) -> tuple[float, float] | None:
+            if command is None:
+                return None
+            asked.append(command.tolist())
+            self.commands += 1
+            return 100.0 + self.commands, 0.0
+
+    replay = Replay(session, bench(Simulated(Telling(), period=0.002)))
+    found = [replay.what_if(held, start=12, steps=6) for _ in range(2)]
+    for each in found:
+        readings = each.tables["readings"]["motor"]
+        came = readings["kind"] == READING
+        assert readings["values"][came, 0].tolist() == [101.0, 102.0, 103.0, 104.0, 105.0, 106.0]
+        # the observation ends with the force and the position of the last reading
+        assert each.tables["rows"]["observation"][:, -2].tolist() == readings["values"][came, 0].tolist()
+    assert asked[:6] == asked[6:] == found[0].tables["commands"]["motor"]["values"].tolist()
+    assert same(found[0].tables, found[1].tables)
+    assert replay.run().exact
 
 
 def test_the_true_model_answers_as_the_device_did(pole: Session) -> None:
     """Every command of the session was answered by such a motor, or by none where a reading got lost."""
-    found = model_readings(pole, Simulated(Motor(4), period=0.002), "force", start=0, stop=START)
     truth = series(pole, "reading/motor/force", start=0, stop=START)
-    # without losses the noise is drawn alike only up to the first loss, which draws from the same stream in both
-    assert len(found.values) == len(pole.read(["commands"], start=0, stop=START)["commands"]["motor"]["row"])
-    came = np.isin(found.values, truth.values)
-    assert came.sum() == len(truth.values)
-    assert truth.values[0] == found.values[0] or not came[0]
+    # the same motor leaves out the same readings; without losses its noise is the same up to the first of them
+    found = model_readings(pole, Simulated(Motor(4, loss=0.1), period=0.002), "force", start=0, stop=START)
+    assert found.values.tobytes() == truth.values.tobytes()
+    sent = pole.read(["commands"], start=0, stop=START)["commands"]["motor"]
+    whole = model_readings(pole, Simulated(Motor(4), period=0.002), "force", start=0, stop=START)
+    assert whole.rows.tolist() == sent["row"].tolist()
+    missing = np.flatnonzero(~np.isin(sent["row"], truth.rows))
+    before = int(missing[0]) if len(missing) else len(truth.values)
+    assert before >= 3
+    assert whole.values[:before].tobytes() == truth.values[:before].tobytes()
 
 
 def test_a_reading_that_there_is_none_of_is_refused(pole: Session) -> None:

@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# a hostile file must not be able to load it; the fast suite does without
-sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+if __name__ == "__main__":
+    # a hostile file must not be able to load it; the fast suite does without
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "storage")]
 
 import breaking  # noqa: E402

@@ -5,15 +5,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from replay_helpers import cart_pole, dict_space, record
 
 from envs.motor import Motor
 from simckpt import plots
-from simckpt.errors import ConfigurationError, LeafNotFoundError
+from simckpt.errors import ConfigurationError, LeafNotFoundError, StateMismatchError
 from simckpt.hardware import Recorder, Replay, Simulated, contact_force, model_readings, series, timing
 from simckpt.hardware.session import READING, Session
+from simckpt.plots import figures
 from simckpt.plots import session as drawing
 
 
@@ -99,7 +101,7 @@ def test_thinning_keeps_the_extremes_and_the_gaps() -> None:
     x = np.arange(100_000.0)
     y = np.sin(x / 1000)
     y[12_345], y[50_000], y[77_777] = 9.0, np.nan, -9.0
-    kept, shown = timing.thinned(x, y)
+    kept, shown = figures.thinned(x, y)
     assert len(kept) < 6_000
     assert (np.diff(kept) > 0).all()
     assert {9.0, -9.0} <= set(shown)
@@ -115,16 +117,32 @@ def test_contact_forces_are_the_recorded_signal(pole: Session) -> None:
     assert {float(np.max(trace.y)) for trace in figure.data} == set(recorded.max(axis=0).tolist())
 
 
-def test_contact_forces_that_were_not_recorded_come_from_a_replay(tmp_path: Path, pole: Session) -> None:
-    session = record(
-        tmp_path / "s", dict_space(), loop=lambda env: (env.reset(), env.step(env.action_space.sample()))[0]
-    )
-    with pytest.raises(LeafNotFoundError, match="Replay"):
+def test_contact_forces_that_nobody_recorded_come_from_a_replay(tmp_path: Path) -> None:
+    felt: list[np.ndarray] = []
+
+    def loop(env: Recorder) -> None:
+        env.reset(seed=1)
+        rng = np.random.default_rng(0)
+        for _ in range(60):
+            env.step(rng.uniform(-0.4, 0.4, 8).astype(np.float32))
+            felt.append(contact_force(env))
+
+    session = record(tmp_path / "s", gym.make("Ant-v5"), loop=loop)
+    expected = np.array(felt)
+    assert expected.max() > 1  # it stands on its feet
+    with pytest.raises(LeafNotFoundError, match="with env= a replay has the forces"):
         plots.contact_forces(session)
-    measured = Replay(pole, cart_pole()).measure({"contact_force": contact_force})
-    recorded = pole.read(["rows/signals"])["rows"]["signals"]["contact_force"]
-    assert measured.tables["rows"]["signals"]["contact_force"].tobytes() == recorded.tobytes()
-    assert texts(plots.contact_forces(measured))
+    measured = Replay(session, gym.make("Ant-v5")).measure({"contact_force": contact_force})
+    assert measured.tables["rows"]["signals"]["contact_force"].tobytes() == expected.tobytes()
+    shown = sorted(np.array(trace.y).tobytes() for trace in plots.contact_forces(session, gym.make("Ant-v5")).data)
+    largest = sorted(range(expected.shape[1]), key=lambda place: -expected[:, place].max())[: drawing.MOST]
+    assert shown == sorted(expected[:, place].tobytes() for place in largest)
+    assert "contact forces" not in drawing.page(session)
+    assert "contact forces" in drawing.page(session, env=gym.make("Ant-v5"))
+    other = record(tmp_path / "o", dict_space(), loop=lambda env: (env.reset(), env.step(env.action_space.sample()))[0])
+    assert texts(plots.contact_forces(session, gym.make("Ant-v5"), start=20, stop=30))
+    with pytest.raises(StateMismatchError):
+        plots.contact_forces(other, gym.make("Ant-v5"))
 
 
 def test_the_gap_is_the_difference_where_something_was_measured(pole: Session) -> None:

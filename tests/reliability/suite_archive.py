@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import kills
+import session_kills
 from reliability import Line, Progress, folder
 
 
@@ -23,4 +24,15 @@ def run(scale: float, progress: Progress) -> list[Line]:
         with folder() as base:
             caught[variant] = bool(kills.kill_at_every_request(base, variant=variant)[1])
     lines[0] = Line(**{**vars(lines[0]), "mutants": caught})
-    return lines
+    return [*lines, _sessions(seldom, progress)]
+
+
+def _sessions(seldom: int, progress: Progress) -> Line:
+    progress("archive: kills of the mover, sessions")
+    with folder() as base:
+        tried, losses = session_kills.kill_at_every_request(base, every=seldom)
+    with folder() as base:
+        caught = bool(session_kills.kill_at_every_request(base, end_first=True, every=2)[1])
+    return Line(
+        "kills of the mover, sessions", tried, len(losses), examples=tuple(losses[:5]), mutants={"end first": caught}
+    )

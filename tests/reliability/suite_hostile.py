@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hostile_suite
+import session_suite
 from reliability import Line, Progress, folder
 
 
@@ -15,6 +16,10 @@ def run(scale: float, progress: Progress) -> list[Line]:
         plain, resealed = round(6000 * scale), round(4000 * scale)
         outcomes = hostile_suite.mutants(base / "mutants", plain=plain, resealed=resealed)
         broken = hostile_suite.broken_variants(base / "broken")
+        progress("recordings from strangers")
+        (base / "sessions").mkdir()
+        count = max(1, round(500 * scale))
+        sessions = session_suite.run(base / "sessions", dict.fromkeys(session_suite.KINDS, count), progress=progress)
     wrong = [each for outcome in outcomes for each in (*outcome.faults, *outcome.foreign)]
     return [
         Line(
@@ -32,5 +37,13 @@ def run(scale: float, progress: Progress) -> list[Line]:
             f"{plain:,} with their old digests, {resealed:,} sealed anew",
             {},
             tuple(wrong[:20]),
+        ),
+        Line(
+            "recordings from strangers",
+            sessions.tried,
+            len(sessions.faults) + len(sessions.foreign),
+            f"{count:,} each of {', '.join(session_suite.KINDS)}; {sessions.refused:,} refused in part or whole",
+            {},
+            tuple([*sessions.faults, *sessions.foreign][:20]),
         ),
     ]

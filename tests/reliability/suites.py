@@ -15,5 +15,6 @@ SUITES = {
     "bit flips": "suite_flips",
     "hostile files": "suite_hostile",
     "archive": "suite_archive",
+    "sessions": "suite_sessions",
 }
 """{name: module}, of which `run` is called."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -35,14 +36,17 @@ from simckpt.errors import (
     InvalidNameError,
     RunLockedError,
     SessionNotFoundError,
+    StorageError,
     StorageFullError,
     UnsupportedFormatError,
 )
 from simckpt.storage import StoreFiles, sealed
+from simckpt.storage.session_ending import close_session, remove_session
+from simckpt.storage.session_merging import merges
 from simckpt.storage.session_records import OriginRecord, parse_session
-from simckpt.storage.session_writing import SessionWriter, create_session, merges, remove_session
+from simckpt.storage.session_writing import SessionWriter, create_session
 from simckpt.storage.sessions import SessionFiles, covering, session_names
-from simckpt.testing.faults import FaultyDisk, fail, interrupt
+from simckpt.testing.faults import FaultyDisk, Operation, fail, interrupt
 from simckpt.testing.faults import kill as die
 from simckpt.testing.power_loss import RecordingDisk
 
@@ -93,7 +97,7 @@ def test_merging_changes_nothing_for_a_reader(tmp_path) -> None:
     with new_session(tmp_path) as writer:
         for row in range(0, 20, 4):
             write_part(writer, row, row + 4)
-        writer.merge()
+        writer.merge_rest()
         assert parts_of(tmp_path) == ["00000001-00000005"]
         write_part(writer, 20, 22)
         assert writer.close().parts == 6
@@ -111,7 +115,7 @@ def test_a_merged_part_is_no_larger_than_allowed_and_skips_what_was_lost(tmp_pat
         parts = writer.files.parts()
         size = max(part.size for part in parts)
         assert [[part.rows[0] for part in group] for group in merges(parts, limit=2 * size)] == [[0, 4], [20, 24]]
-        writer.merge()
+        writer.merge_rest()
     assert parts_of(tmp_path) == ["00000001-00000003", "00000004-00000005"]
     assert rows_of(tmp_path) == [*range(12), *range(20, 28)]
 
@@ -126,7 +130,7 @@ def test_parts_with_other_columns_are_not_merged(tmp_path) -> None:
         other["rows"]["reward"] = other["rows"]["reward"].astype(np.float32)
         spans = {"rows": (4, 6), "commands/motor": (8, 12), "events": (0, 0)}
         writer.write_part(state.encode(other), rows=(4, 6), spans=spans, started=4 * SECOND, stopped=6 * SECOND)
-        writer.merge()
+        writer.merge_rest()
     assert parts_of(tmp_path) == ["00000001-00000002", "00000003-00000003"]
 
 
@@ -136,7 +140,7 @@ def test_a_reader_finds_its_part_in_the_merged_one(tmp_path) -> None:
             write_part(writer, start, start + 4)
         files = SessionFiles(tmp_path, "pole")
         before = files.parts()
-        writer.merge()
+        writer.merge_rest()
         assert_equal(files.read_part(before[1]), tables(4, 8))
         only = files.read_part(before[2], lambda path: path == "rows/reward")
         assert_equal(only, {"rows": {"reward": tables(8, 12)["rows"]["reward"]}})
@@ -152,11 +156,11 @@ def test_a_closed_session_says_how_it_ended_and_stays_as_it_is(tmp_path) -> None
     writer = new_session(tmp_path)
     write_part(writer, 0, 4)
     write_snapshot(writer, 0)
-    closed = writer.close("error", "the arm fell off")
+    closed = writer.close("error", "the arm fell off", rows=(0, 6))
     assert (closed.how, closed.text, closed.rows, closed.parts, closed.snapshots) == (
         "error",
         "the arm fell off",
-        (0, 4),
+        (0, 6),
         1,
         1,
     )
@@ -181,7 +185,7 @@ def test_a_session_has_one_writer(tmp_path) -> None:
 def test_a_second_session_of_a_name_is_refused(tmp_path) -> None:
     new_session(tmp_path).release()
     with pytest.raises(ConflictError, match="exists already"):
-        create_session(StoreFiles.open(tmp_path), record())
+        create_session(StoreFiles.open(tmp_path), replace(record(), id="77" * 16))
     with pytest.raises(InvalidNameError):
         create_session(StoreFiles.open(tmp_path), record("../pole"))
     with pytest.raises(ConfigurationError):
@@ -402,6 +406,149 @@ def test_a_record_of_the_store_that_is_written_again_requires_sessions_as_well(t
     assert StoreFiles.open(tmp_path).origins() == {"session 'pole'": origin.checkpoint}
 
 
+# closing and removing what nobody records any more
+
+
+def test_a_session_that_was_killed_is_closed_later_and_says_that_its_end_is_not_known(tmp_path) -> None:
+    def killed() -> None:
+        write_part(new_session(tmp_path), 0, 4)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    in_child(killed)
+    closed = close_session(tmp_path, "pole")
+    assert (closed.how, closed.rows, closed.parts) == ("killed", None, 1)
+    assert "not known" in closed.text
+    assert close_session(tmp_path, "pole") == closed
+    assert rows_of(tmp_path) == [0, 1, 2, 3]
+
+
+def test_a_session_that_was_given_back_without_an_end_was_not_killed(tmp_path) -> None:
+    with new_session(tmp_path) as writer:
+        write_part(writer, 0, 4)
+    assert close_session(tmp_path, "pole").how == "refused"
+
+
+def test_a_session_that_is_being_recorded_is_neither_closed_nor_removed(tmp_path) -> None:
+    with new_session(tmp_path):
+        for refused in (close_session, remove_session):
+            with pytest.raises(RunLockedError, match="session 'pole' is being recorded by process"):
+                refused(tmp_path, "pole")
+    assert session_names(tmp_path) == ["pole"]
+
+
+@pytest.mark.parametrize("inside", ["sessions/evil", "sessions"])
+def test_nothing_is_written_or_removed_behind_a_symbolic_link(tmp_path, inside) -> None:
+    new_session(tmp_path / "store").release()
+    outside = tmp_path / "outside"
+    path = tmp_path / "store" / inside
+    if inside == "sessions":
+        path.rename(outside)
+    else:
+        shutil.copytree(tmp_path / "store/sessions/pole", outside)
+    path.symlink_to(outside)
+    before = sorted(each.name for each in outside.rglob("*"))
+    name = "evil" if inside != "sessions" else "pole"
+    with pytest.raises((FormatError, StorageError, SessionNotFoundError)):
+        SessionWriter(tmp_path / "store", name)
+    with pytest.raises((FormatError, StorageError, SessionNotFoundError)):
+        close_session(tmp_path / "store", name)
+    with pytest.raises((ConflictError, StorageError)):
+        create_session(StoreFiles.open(tmp_path / "store"), record(name))
+    if inside == "sessions":
+        with pytest.raises((FormatError, StorageError, SessionNotFoundError)):
+            remove_session(tmp_path / "store", name)
+        assert path.is_symlink()
+    else:
+        remove_session(tmp_path / "store", name)
+        assert not path.is_symlink()
+        assert session_names(tmp_path / "store") == ["pole"]
+    assert sorted(each.name for each in outside.rglob("*")) == before
+
+
+@pytest.mark.parametrize("inner", ["parts", "snapshots", "models"])
+def test_nobody_writes_into_a_folder_that_is_a_symbolic_link(tmp_path, inner) -> None:
+    new_session(tmp_path / "store").release()
+    folder = tmp_path / "store/sessions/pole" / inner
+    (tmp_path / "outside").mkdir()
+    folder.rmdir()
+    folder.symlink_to(tmp_path / "outside")
+    with pytest.raises(FormatError):
+        SessionWriter(tmp_path / "store", "pole")
+    remove_session(tmp_path / "store", "pole")
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert session_names(tmp_path / "store") == []
+
+
+def test_on_a_full_disk_a_session_that_holds_nothing_can_be_removed_and_others_stay(tmp_path) -> None:
+    disk = FaultyDisk()
+    new_session(tmp_path).release()
+    create_session(StoreFiles.open(tmp_path), record("other"))
+    with SessionWriter(tmp_path, "other") as writer:
+        write_part(writer, 0, 4)
+
+    def full(operation: Operation) -> object:
+        if operation.name in ("allocate", "pwrite"):
+            raise OSError(errno.ENOSPC, "no room")
+        return operation.perform()
+
+    disk.arm(full, at=1, sticky=True)
+    with pytest.raises(StorageFullError):
+        remove_session(tmp_path, "other", disk=disk)
+    remove_session(tmp_path, "pole", disk=disk)
+    assert session_names(tmp_path) == ["other"]
+    assert not (tmp_path / "sessions/pole").exists()
+    disk.arm()
+    create_session(StoreFiles.open(tmp_path), record(), disk=disk)
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+def test_a_session_that_could_not_be_made_can_be_made_again_whatever_the_disk_refused(tmp_path, sticky) -> None:
+    counting = FaultyDisk()
+    StoreFiles.create(tmp_path / "count", disk=counting)
+    counting.arm()
+    create_session(StoreFiles.open(tmp_path / "count"), record(), disk=counting)
+    for at in range(1, len(counting.calls) + 1):
+        path = tmp_path / str(at)
+        StoreFiles.create(path, disk=(disk := FaultyDisk()))
+        disk.arm(fail(errno.EIO), at=at, sticky=sticky)
+        with contextlib.suppress(StorageError):
+            create_session(StoreFiles.open(path), record(), disk=disk)
+        disk.arm()
+        create_session(StoreFiles.open(path), record(), disk=disk)
+        with pytest.raises(ConflictError, match="exists already"):
+            create_session(StoreFiles.open(path), replace(record(), id="77" * 16), disk=disk)
+        with SessionWriter(path, "pole", disk=disk) as writer:
+            write_part(writer, 0, 2)
+            assert writer.close(rows=(0, 2)).how == "closed"
+        assert rows_of(path) == [0, 1]
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+def test_an_end_that_the_disk_has_refused_can_be_written_again(tmp_path, sticky) -> None:
+    with new_session(tmp_path / "template") as writer:
+        write_part(writer, 0, 4)
+    at = 0
+    while True:
+        at += 1
+        path = tmp_path / str(at)
+        shutil.copytree(tmp_path / "template", path)
+        with SessionWriter(path, "pole", disk=(disk := FaultyDisk())) as writer:
+            disk.arm(fail(errno.EIO), at=at, sticky=sticky)
+            try:
+                writer.close("error", "the arm fell off", rows=(0, 9))
+                hit = disk.hit
+            except StorageError:
+                hit = disk.hit
+                disk.arm()
+                writer.close("error", "the arm fell off", rows=(0, 9))
+            disk.arm()
+        closed = SessionFiles(path, "pole").closed()
+        assert (closed.how, closed.rows, closed.text) == ("error", (0, 9), "the arm fell off")
+        if hit is None:
+            break
+    assert at > 10
+
+
 # errors, kills and power failures
 
 
@@ -419,9 +566,9 @@ def go_on(path: Path, disk: FaultyDisk) -> None:
         write_part(writer, 8, 12)
         write_snapshot(writer, 12)
         write_part(writer, 12, 16)
-        writer.merge()
+        writer.merge_rest()
         write_part(writer, 16, 20)
-        writer.close()
+        writer.close(rows=(0, 20))
 
 
 def assert_readable(path: Path) -> int:
@@ -434,7 +581,7 @@ def assert_readable(path: Path) -> int:
         assert files.read_snapshot(snapshot)["env"]["python"]["count"] == snapshot.row
     closed = files.closed()
     if closed is not None:
-        assert closed.rows == (0, len(rows))
+        assert closed.rows in ((0, len(rows)), None)
     return len(rows)
 
 
@@ -516,9 +663,9 @@ def test_a_power_failure_at_any_moment_leaves_what_was_promised(tmp_path) -> Non
             write_part(writer, start, start + 4)
             disk.note(start + 4)
         write_snapshot(writer, 16)
-        writer.merge()
+        writer.merge_rest()
         disk.note(16)
-        writer.close()
+        writer.close(rows=(0, 16))
         disk.note(17)
     looked = 0
     for number, crashed in enumerate(disk.recording.states(relaxed=False, samples=2, seed=3)):

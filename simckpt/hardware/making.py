@@ -1,0 +1,31 @@
+"""Envs by their names, for commands that replay a session."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from simckpt.errors import ConfigurationError
+
+
+def made_env(text: str) -> gym.Env[Any, Any]:
+    """Returns the env that a text means: "my_robot:make_env", a function of a module, or a Gymnasium id, "Ant-v5".
+
+    Raises:
+        ConfigurationError: there is no such function or id.
+    """
+    module, colon, function = text.partition(":")
+    # modules beside the caller, as for a script
+    sys.path.insert(0, os.fspath(Path.cwd()))
+    try:
+        made: gym.Env[Any, Any] = getattr(importlib.import_module(module), function)() if colon else gym.make(text)
+    except (ImportError, AttributeError, gym.error.Error) as error:
+        raise ConfigurationError(f"{text}: there is no such function or env ({error})", keys=["env"]) from error
+    finally:
+        sys.path.pop(0)
+    return made
