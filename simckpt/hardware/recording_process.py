@@ -34,9 +34,7 @@ from simckpt.storage.durable import Disk
 from simckpt.storage.session_records import parse_session
 
 QUEUED = 128 << 20  # [bytes] that may wait to be written
-_POLL = (
-    0.1  # [s] between two looks at the watchdog, at whether the recorder's process lives, and at a part that is late
-)
+_POLL = 0.1  # [s] between two looks at the watchdog, at the recorder's process, and at a part that is late
 _LATE = 0.1  # [s] after which a part that the recorder has not handed over is taken
 _PROGRESS = 1.0  # [s] between two words to a recorder that waits for the end
 _SETTLING = 0.001  # [s] for an entry to arrive whose count has: processors may show the two in either order
@@ -83,6 +81,16 @@ class Service:
     def run(self) -> None:
         """Answers until the end."""
         worker = threading.Thread(target=self._write, name="simckpt recording", daemon=True)
+        try:
+            self._serve(worker)
+        finally:
+            # a thread that is within h5py when the interpreter ends keeps it from ending
+            if worker.ident is not None:
+                self._work.put(None)
+                self._wait_for(worker)
+        self._send({"closed": True})
+
+    def _serve(self, worker: threading.Thread) -> None:
         ended = False
         while not ended:
             wait_readable(self._channel.fileno(), _POLL)
@@ -106,10 +114,6 @@ class Service:
                 ended = True
             if not ended:
                 self._watch(there)
-        if worker.ident is not None:
-            self._work.put(None)
-            self._wait_for(worker)
-        self._send({"closed": True})
 
     def _begin(self, begin: dict[str, Any], payload: memoryview) -> bool:
         triggers = tuple(trigger_from_json(each) for each in begin["triggers"])
