@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    # a hostile file must not be able to load it; the fast suite does without
+if Path(sys.argv[0]).resolve().parent == Path(__file__).resolve().parent:
+    # a hostile file must not be able to make the programs here load it; the fast suite does without
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "storage")]
 
