@@ -438,7 +438,15 @@ def test_compact_shows_what_it_would_free_and_then_frees_it(path) -> None:
     assert code == 0
     assert "5" * 32 in output
     assert "would free 5 B" in output
-    nothing = {"work": [], "segments": [], "checkpoints": [], "nbytes": 0, "unknown": [], "unknown_nbytes": 0}
+    nothing = {
+        "work": [],
+        "segments": [],
+        "checkpoints": [],
+        "nbytes": 0,
+        "unknown": [],
+        "unknown_nbytes": 0,
+        "parts": [],
+    }
     code, output, _ = call("compact", path, "--json")
     assert (code, json.loads(output)) == (0, {**nothing, "unknown": ["5" * 32], "unknown_nbytes": 5})
     code, output, _ = call("compact", path)

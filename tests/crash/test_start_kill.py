@@ -54,7 +54,9 @@ def operations(path) -> list[str]:
     return log.read_text().split()
 
 
-@pytest.mark.parametrize("fault", [kill, tear_and_kill], ids=["before", "torn"])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(kill, id="before", marks=pytest.mark.slow), pytest.param(tear_and_kill, id="torn")]
+)
 def test_a_program_killed_at_any_operation_of_its_first_start_can_be_started_again(tmp_path, fault):
     calls = operations(tmp_path / "count")
     assert {"link", "rename", "pwrite", "append"} <= set(calls)

@@ -72,7 +72,9 @@ def killed(rank: int, size: int, store: str, victim: int, when: str) -> Any:
     return train(rank, size, store, 13, ignore=("the save of run",))
 
 
-@pytest.mark.parametrize(("victim", "when"), [(1, "before its report"), (0, "before it writes")])
+@pytest.mark.parametrize(
+    ("victim", "when"), [(1, "before its report"), pytest.param(0, "before it writes", marks=pytest.mark.slow)]
+)
 def test_the_start_after_a_kill_goes_on_from_the_last_whole_one(
     ranks: Ranks, tmp_path: Path, victim: int, when: str
 ) -> None:

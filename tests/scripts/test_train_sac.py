@@ -341,6 +341,7 @@ def train_in(store: simckpt.Store) -> None:
     sac.train(dataclasses.replace(SMALL, store=str(store.path), **changes))
 
 
+@pytest.mark.slow
 def test_a_resume_at_any_step_is_exact_with_the_buffer_wrapped_around() -> None:
     report = assert_exact_resume(train_in, at_steps=[16])
     assert report.steps == tuple(range(0, 29, 2))

@@ -57,6 +57,7 @@ def test_a_sound_loop_that_rolls_back_in_place_passes(tmp_path) -> None:
     assert heads[0].id != heads[1].id
 
 
+@pytest.mark.slow
 def test_rollbacks_that_the_training_does_by_itself_are_done_and_compared_too() -> None:
     report = assert_exact_rollback(collapses, at_step=25, to_step=20)
     # it collapses after step 120, which new seeds do not change, but half of the learning rate does: it goes back by
