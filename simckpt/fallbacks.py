@@ -13,7 +13,7 @@ def of_checkpoints(files: StoreFiles) -> Callable[[str, int, DamagedError], bool
     """Returns what brings a checkpoint back: told run, commit number and damage, returns whether anything came."""
 
     def fallback(run: str, seq: int, error: DamagedError) -> bool:
-        if not _has_archive(files):
+        if not has_archive(files):
             return False
         from simckpt.archive import bring_back
 
@@ -26,7 +26,7 @@ def of_sessions(files: StoreFiles) -> Callable[[str, DamagedError], bool]:
     """Returns what brings a session back: told its name and the damage, returns whether anything came."""
 
     def fallback(name: str, error: DamagedError) -> bool:
-        if not _has_archive(files):
+        if not has_archive(files):
             return False
         from simckpt.archive import bring_session_back
 
@@ -35,7 +35,8 @@ def of_sessions(files: StoreFiles) -> Callable[[str, DamagedError], bool]:
     return fallback
 
 
-def _has_archive(files: StoreFiles) -> bool:
+def has_archive(files: StoreFiles) -> bool:
+    """Returns whether a store has an archive, as far as that can be read."""
     with contextlib.suppress(StoreError):
         return files.archive() is not None
     return True  # whose record is damaged

@@ -28,6 +28,7 @@ _TENSORS_IN_PARTS = "torch.distributed.tensor"  # without it there are none
 
 # the order of a restore: physics may run user callbacks; what cannot be put back comes late; RNG streams come last
 ENVS, PLAIN, LOGS, STREAMS = range(4)
+_before_envs: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class Adjustment:
     beginnings: Mapping[str, Any] = field(default_factory=dict)
     changed: resizing.Changed = field(default_factory=dict)
     inspect: Callable[[Mapping[str, Any], Mapping[str, Any], Collection[str]], None] | None = None
+
+
+def call_before_envs(function: Callable[[], None]) -> None:
+    """Has a function called before envs get a saved state: for what must stand still then, such as a device."""
+    _before_envs.append(function)
 
 
 def bind(components: Mapping[str, Any], names: Mapping[str, str] | None = None) -> dict[str, BoundComponent]:
@@ -289,6 +295,9 @@ def apply(
     _validate(bound, states, undo, source=source, adjustment=adjustment)
     if adjustment.inspect is not None:
         adjustment.inspect(states, undo, [name for name, component in bound.items() if _is_loop(component)])
+    if any(component.order == ENVS for component in bound.values()):
+        for function in _before_envs:
+            function()
     touched: list[str] = []
     doing = ""
     try:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 
-from simckpt.errors import ConfigurationError, DamagedError, FormatError, SessionNotFoundError, StoreError
+from simckpt.errors import (
+    ConfigurationError,
+    ConflictError,
+    DamagedError,
+    FormatError,
+    RunLockedError,
+    SessionNotFoundError,
+    StoreError,
+)
 from simckpt.policies import KeepBest, KeepEvery, KeepPolicy, KeepTagged, retain
 from simckpt.policies.keeping import KeptByAny
 from simckpt.policies.records import CheckpointFacts
@@ -89,11 +98,19 @@ def retained(files: StoreFiles, policy: KeepPolicy, *, pins: bool = False) -> li
 def prune_sessions(files: StoreFiles, policy: KeepPolicy, *, dry_run: bool = False) -> list[SessionVerdict]:
     """Removes the closed sessions that a policy does not keep; see `Store.prune_sessions`."""
     verdicts = retained(files, check_policy(policy), pins=True)
-    for verdict in verdicts:
-        if not (verdict.keep or dry_run):
-            with contextlib.suppress(SessionNotFoundError):  # by somebody else, meanwhile
-                files.remove_session(verdict.name)
-    return verdicts
+    return verdicts if dry_run else [verdict if verdict.keep else _removed(files, verdict) for verdict in verdicts]
+
+
+def _removed(files: StoreFiles, verdict: SessionVerdict) -> SessionVerdict:
+    """Returns what became of a session that no policy keeps: removed, unless it was pinned or claimed meanwhile."""
+    try:
+        with contextlib.suppress(SessionNotFoundError):  # by somebody else, meanwhile
+            files.remove_session(verdict.name, id=verdict.id, unless_pinned=True)
+    except ConflictError:
+        return dataclasses.replace(verdict, keep=True, reason="pinned")
+    except RunLockedError as error:
+        return dataclasses.replace(verdict, keep=True, reason=f"somebody is at work with it: {error}")
+    return verdict
 
 
 def sessions_of(files: StoreFiles, run: str, *, closed: bool = False) -> list[str]:

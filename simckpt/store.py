@@ -450,7 +450,7 @@ class Store:
 
         Raises:
             SessionNotFoundError: there is no such session.
-            ConflictError: it is not closed; or another session has that name there.
+            ConflictError: it is not closed; or another session has that name there, or the same has another end there.
             DamagedError: it is damaged here.
             ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or does not keep what it gets.
         """
@@ -465,7 +465,7 @@ class Store:
 
         Raises:
             SessionNotFoundError: there is no such session at that place.
-            ConflictError: another session has that name here, or it was not closed here; nothing was changed.
+            ConflictError: another session has that name here, or the same with no or another end; nothing was changed.
             ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or what is there is damaged.
             StorageError: the disk refused.
         """

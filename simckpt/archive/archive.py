@@ -33,8 +33,7 @@ from simckpt.policies import KeepAll, KeepPolicy
 from simckpt.session_pruning import check_policy
 from simckpt.storage import Claim, StoreFiles, TombstoneRecord, archived_sessions
 from simckpt.storage.archived import ArchiveRecord
-from simckpt.storage.archived_sessions import ARCHIVED_FILE
-from simckpt.storage.sessions import CLOSED_FILE
+from simckpt.storage.sessions import ARCHIVED_FILE, CLOSED_FILE
 
 if TYPE_CHECKING:
     from simckpt.checkpoint import Checkpoint
@@ -286,20 +285,21 @@ class Archive:
                 self._files.log_event(run, {"event": "fetched", "seq": seq, "files": brought, "archive": self.url})
         return brought
 
-    def fetch_session(self, name: str) -> list[str]:
+    def fetch_session(self, name: str, *, dry_run: bool = False) -> list[str]:
         """Returns the names of the files that were brought back: what of a session is missing here, or damaged.
 
         One whose folder is gone comes back whole. Every byte is verified before it replaces anything.
 
+        Args:
+            name: of the session.
+            dry_run: only name what the archive has of it.
+
         Raises:
-            SessionNotFoundError: the archive does not have it.
+            SessionNotFoundError: the archive does not have it, or it was removed meanwhile.
             ArchiveDamagedError, ArchiveUnavailableError: the copy is damaged, or cannot be reached.
+            RunLockedError: somebody else has been at work with it for long.
             StorageError: the disk refused.
         """
-        return self.bring_session_back(name)
-
-    def bring_session_back(self, name: str, *, dry_run: bool = False) -> list[str]:
-        """Does what `fetch_session` does; a dry run only names what the archive has of it."""
         objects = self._opened()
         self._deed(objects, write=False)
         return (session_objects.offered if dry_run else session_objects.fetch)(objects, self._files, name)
@@ -421,7 +421,7 @@ def bring_session_back(files: StoreFiles, name: str, error: DamagedError | None 
     if not noted and not os.path.lexists(folder / CLOSED_FILE):
         return False  # it is being recorded: no archive has it
     try:
-        return bool(Archive(files).bring_session_back(name))
+        return bool(Archive(files).fetch_session(name))
     except ArchiveUnavailableError as unreachable:
         told = f"session {name!r} is not here" if error is None else str(error)
         told = f"{told}; its copy cannot be brought back: {unreachable}"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from simckpt.archive.objects import Objects, lost
 from simckpt.errors import ArchiveDamagedError, ConflictError, DamagedError, FormatError, UnsupportedFormatError
-from simckpt.storage import archived, archived_sessions, names, sealed, segments, sessions
+from simckpt.storage import archived, names, sealed, segments, sessions
 from simckpt.storage.archived import ArchivedRecord, Copied
-from simckpt.storage.archived_sessions import ArchivedSession
+from simckpt.storage.archived_sessions import ArchivedSession, parse_archived_session
 from simckpt.storage.records import FILE_NAME, CommitRecord, StoreRecord, TombstoneRecord, parse_commit, parse_store
 from simckpt.storage.session_records import SessionRecord, parse_session
 from simckpt.storage.store_reader import COMMIT_FILE, STORE_FILE
@@ -123,10 +123,17 @@ def ids_by_manifests(objects: Objects) -> set[str]:
 
 
 def require_sessions(objects: Objects) -> None:
-    """Has a place say that its readers must know sessions, as a store does from its first one with an origin on."""
+    """Has a place say that its readers must know sessions, as a store does from its first one with an origin on.
+
+    Raises:
+        ArchiveDamagedError: the record of the place is damaged.
+    """
     data = objects.read(STORE_FILE)
     if data is not None:
-        fields = sealed.unseal(data, "store", path=f"{objects.place}/{STORE_FILE}")
+        try:
+            fields = sealed.unseal(data, "store", path=f"{objects.place}/{STORE_FILE}")
+        except DamagedError:
+            raise lost(objects.place, STORE_FILE, "is damaged") from None
         requires = fields.texts("requires")
         if sessions.FEATURE not in requires:
             content = {
@@ -197,7 +204,7 @@ class Listing:
 
     def of_session(self, name: str) -> list[str]:
         """Returns the objects of a session: its last record first, its manifest last, in which order they go."""
-        first, last = session_object(name, sessions.CLOSED_FILE), session_object(name, archived_sessions.ARCHIVED_FILE)
+        first, last = session_object(name, sessions.CLOSED_FILE), session_object(name, sessions.ARCHIVED_FILE)
         found = [each for each in self.sizes if each.startswith(session_object(name, ""))]
         return sorted(found, key=lambda each: (each == last, each != first, each))
 
@@ -259,12 +266,12 @@ def read_manifest(objects: Objects, run: str, seq: int) -> ArchivedRecord | None
 
 def read_session_manifest(objects: Objects, name: str) -> ArchivedSession | None:
     """Returns what belongs to a session in an archive, or None; raises ArchiveDamagedError if that is damaged."""
-    file = session_object(name, archived_sessions.ARCHIVED_FILE)
+    file = session_object(name, sessions.ARCHIVED_FILE)
     data = objects.read(file)
     if data is None:
         return None
     try:
-        return archived_sessions.parse_archived_session(data, f"{objects.place}/{file}", name=name)
+        return parse_archived_session(data, f"{objects.place}/{file}", name=name)
     except UnsupportedFormatError:
         raise
     except (DamagedError, FormatError):

@@ -15,7 +15,6 @@ from simckpt.archive import contents
 from simckpt.archive.contents import Listing
 from simckpt.archive.objects import Objects, lost
 from simckpt.archive.run_objects import mirror_metrics, remove_marks, upload_run
-from simckpt.archive.session_objects import SessionUploads
 from simckpt.archive.session_passes import SessionPass
 from simckpt.archive.uploading import Uploads
 from simckpt.errors import (
@@ -90,11 +89,8 @@ class Pass:
         self._uploads = Uploads(objects, files, archive, self._listing)
         self.moved = Moved()
         self._sessions = SessionPass(
-            objects,
             files,
-            archive,
-            self._listing,
-            SessionUploads(objects, files, archive, self._listing, self._uploads),
+            self._uploads,
             keep=keep_sessions or KeepAll(),
             keep_fetched=keep_fetched,
             going_on=going_on,

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 from simckpt.archive import contents
-from simckpt.archive.contents import Listing
 from simckpt.archive.fetching import download, is_here
 from simckpt.archive.objects import Objects, lost
 from simckpt.archive.uploading import Uploads, describe
@@ -21,9 +20,14 @@ from simckpt.errors import (
     UnsupportedFormatError,
 )
 from simckpt.storage import StoreFiles, archived_sessions, quarantine
-from simckpt.storage.archived_sessions import ARCHIVED_FILE, PIN, ArchivedSession
-from simckpt.storage.sessions import CLOSED_FILE, SESSIONS, SessionFiles
+from simckpt.storage.archived_sessions import PIN, ArchivedSession
+from simckpt.storage.session_records import parse_closed
+from simckpt.storage.sessions import ARCHIVED_FILE, CLOSED_FILE, SESSIONS, SessionFiles
 
+_BOTH_WHOLE = (
+    "nothing was changed; both are whole. Push the one that is here to a place of its own, or `simckpt session remove` "
+    "it: that leaves the other one where it is"
+)
 _TRIES = 3  # to bring a session back that others are evicting at the same time
 
 
@@ -31,19 +35,15 @@ class SessionUploads:
     """Uploads closed sessions of a store.
 
     Args:
-        objects: of the archive.
         files: of the store.
-        archive: id of the archive.
-        listing: what is in the archive; brought up to date.
-        uploads: which write, and count.
+        uploads: which write, and count, and know what is there.
     """
 
-    def __init__(self, objects: Objects, files: StoreFiles, archive: str, listing: Listing, uploads: Uploads) -> None:
-        self._objects = objects
+    def __init__(self, files: StoreFiles, uploads: Uploads) -> None:
         self._files = files
-        self._archive = archive
-        self._listing = listing
         self._uploads = uploads
+        self._objects = uploads.objects
+        self._listing = uploads.listing
 
     def upload(self, name: str) -> ArchivedSession:
         """Returns what the archive holds of a session, now that all of it is there and was read back.
@@ -82,7 +82,7 @@ class SessionUploads:
         """Returns what is to be uploaded, every byte of it verified."""
         names = archived_sessions.verify(files)
         found = {name: describe(files.path / name) for name in names}
-        return ArchivedSession(files.record.id, files.record.name, self._archive, found)
+        return ArchivedSession(files.record.id, files.record.name, self._uploads.archive, found)
 
     def _settle(self, record: ArchivedSession, file: str, data: bytes) -> None:
         def check_ours() -> None:
@@ -123,7 +123,23 @@ def check_same_end(here: ArchivedSession, there: ArchivedSession | None, objects
     if there is not None and there.session == here.session and dict(there.files) != dict(here.files):
         raise ConflictError(
             f"session {here.name!r} was ended once here and once in a copy of this store, which is at {objects.place}: "
-            f"nothing was changed; both are whole, `simckpt session remove` one of them"
+            f"{_BOTH_WHOLE}"
+        )
+
+
+def check_same_end_there(objects: Objects, files: StoreFiles, name: str) -> None:
+    """Raises ConflictError if a session that is closed here has another end at a place, as far as both can be read."""
+    here, path = archived_sessions.read_end(files.path, name), contents.session_object(name, CLOSED_FILE)
+    there = None if here is None else objects.read(path)
+    if here is None or there is None:
+        return
+    with contextlib.suppress(DamagedError, FormatError):  # what is damaged there gives way to what is good
+        session = parse_closed(here, files.session_folder(name) / CLOSED_FILE).session
+        if parse_closed(there, f"{objects.place}/{path}").session != session or there == here:
+            return
+        raise ConflictError(
+            f"session {name!r} was ended once here and once in a copy of this store, which is at {objects.place}: "
+            f"{_BOTH_WHOLE}"
         )
 
 
@@ -144,14 +160,16 @@ def fetch(objects: Objects, files: StoreFiles, name: str) -> list[str]:
     """Returns the names of the files that were brought back: what of a session is missing here, or damaged.
 
     Raises:
-        SessionNotFoundError: the archive does not have it.
+        SessionNotFoundError: the archive does not have it, or it was removed meanwhile.
         ArchiveDamagedError: the archive's copy is damaged or gone; what is here stays as it is.
         ArchiveUnavailableError: the archive cannot be reached; what is here stays as it is.
+        RunLockedError: somebody else has been at work with it for long.
         StorageError: the disk refused.
     """
+    is_new = identity_here(files, name) is None
     record, brought = known(objects, files, name), list[str]()
-    for _ in range(_TRIES):
-        brought += bring(objects, files, record, note=True)
+    for again in range(_TRIES):
+        brought += bring(objects, files, record, note=True, is_new=is_new and not again)
         # an eviction by another process may have gone on meanwhile
         if all(os.path.lexists(files.session_folder(name) / file) for file in record.files):
             break
@@ -209,21 +227,26 @@ def bring(
     record: ArchivedSession,
     *,
     note: bool,
+    is_new: bool,
     wanted: Collection[str] | None = None,
 ) -> list[str]:
     """Returns the files that were brought of a session: those that are wanted, or all of one that is not here.
+
+    One that is removed meanwhile stays so, and another one that has its name by then is not touched.
 
     Args:
         objects: of the place.
         files: of the store.
         record: what the place has.
         note: whether the place is this store's archive, which is noted then with a session that comes whole.
+        is_new: whether it was not here when that was asked for.
         wanted: what is missing here; it is looked for if None.
 
     Raises:
-        ArchiveDamagedError, ArchiveUnavailableError, ConflictError, StorageError: nothing good was replaced.
+        SessionNotFoundError: it was removed meanwhile.
+        ConflictError: it is new, and there is one of its name by now.
+        ArchiveDamagedError, ArchiveUnavailableError, RunLockedError, StorageError: nothing good was replaced.
     """
-    is_new = not os.path.lexists(files.session_folder(record.name))
     if is_new:
         wanted = list(record.files)
     elif wanted is None:
@@ -241,7 +264,7 @@ def bring(
             pin = _pin_there(objects, record.name, session)
             files.adopt_session(incoming, record.name, pin=pin)
         else:
-            files.replace_in_session(incoming, record.name, wanted)
+            files.replace_in_session(incoming, record.name, wanted, session=record.session)
     return list(wanted)
 
 

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from simckpt.archive import contents
-from simckpt.archive.contents import Listing
-from simckpt.archive.objects import Objects
 from simckpt.archive.session_objects import SessionUploads, read_whole
-from simckpt.errors import ArchiveDamagedError, DamagedError, SessionNotFoundError
+from simckpt.archive.uploading import Uploads
+from simckpt.errors import ArchiveDamagedError, ConflictError, DamagedError, RunLockedError, SessionNotFoundError
 from simckpt.policies import KeepAll, KeepPolicy
 from simckpt.session_pruning import retained
 from simckpt.storage import StoreFiles, archived_sessions
-from simckpt.storage.archived_sessions import ARCHIVED_FILE, ArchivedSession
-from simckpt.storage.sessions import SessionFiles
+from simckpt.storage.archived_sessions import ArchivedSession, RemovedSession
+from simckpt.storage.sessions import ARCHIVED_FILE, CLOSED_FILE, SessionFiles
 
 if TYPE_CHECKING:
     from simckpt.archive.passes import Moved
@@ -29,11 +28,8 @@ class SessionPass:
     """The part of a pass that is about sessions.
 
     Args:
-        objects: of the archive.
         files: of the store.
-        archive: id of the archive.
-        listing: what is in the archive; brought up to date.
-        uploads: of sessions.
+        uploads: into the archive, which know what is there.
         keep: which sessions stay on the disk.
         keep_fetched: how long one that came back stays there [s].
         going_on: asked between sessions; False ends the pass.
@@ -43,11 +39,8 @@ class SessionPass:
 
     def __init__(
         self,
-        objects: Objects,
         files: StoreFiles,
-        archive: str,
-        listing: Listing,
-        uploads: SessionUploads,
+        uploads: Uploads,
         *,
         keep: KeepPolicy,
         keep_fetched: float,
@@ -55,11 +48,11 @@ class SessionPass:
         problems: Problems,
         moved: Moved,
     ) -> None:
-        self._objects = objects
         self._files = files
-        self._archive = archive
-        self._listing = listing
-        self._uploads = uploads
+        self._objects = uploads.objects
+        self._archive = uploads.archive
+        self._listing = uploads.listing
+        self._uploads = SessionUploads(files, uploads)
         self._keep = keep
         self._keep_fetched = keep_fetched
         self._going_on = going_on
@@ -67,22 +60,53 @@ class SessionPass:
         self._moved = moved
 
     def remove(self) -> None:
-        """Removes from the archive what was removed here; the note of that goes last."""
-        for session, name in self._files.removed_sessions().items():
+        """Removes from the archive what was removed here; the note of that goes last.
+
+        Notes of what is here after all are forgotten first: should it be lost one day, that was no removal.
+        """
+        with self._problems("notes of removed sessions"):
+            self._files.forget_taken_back()
+        for note in self._files.removed_sessions():
             if not self._going_on():
                 return
-            with self._problems(f"session {name!r}, which was removed here"):
-                self._remove(session, name)
+            with self._problems(f"session {note.name!r}, which was removed here"):
+                self._remove(note)
 
-    def _remove(self, session: str, name: str) -> None:
-        there = self._listing.of_session(name)
-        if there and contents.session_there(self._objects, name) in (None, session):
+    def _remove(self, note: RemovedSession) -> None:
+        there = self._listing.of_session(note.name)
+        whose = contents.session_there(self._objects, note.name) if there else None
+        if there and whose is None:
+            raise DamagedError(
+                f"nothing that can be read says whose {len(there)} objects of that name are: they stay",
+                path=contents.session_object(note.name, ""),
+            )
+        if whose == note.session:
+            try:
+                self._check_end(note)
+            except ConflictError:
+                self._files.forget_removed(note.session)
+                raise
             # its end first, without which it is not in the archive; the manifest last, which says whose the rest is
             for each in there:
                 self._objects.delete(each)
                 del self._listing.sizes[each]
-            self._moved.removed_sessions.append(name)
-        self._files.forget_removed(session)
+            self._moved.removed_sessions.append(note.name)
+        self._files.forget_removed(note.session)
+
+    def _check_end(self, note: RemovedSession) -> None:
+        """Raises ConflictError if the archive has another end of a session than was removed: it is another store's."""
+        if note.any_end:
+            return
+        with contextlib.suppress(ArchiveDamagedError):
+            manifest = contents.read_session_manifest(self._objects, note.name)
+            if manifest is not None and manifest.files[CLOSED_FILE].digest == note.end:
+                return
+        last = self._objects.read(contents.session_object(note.name, CLOSED_FILE))
+        if last is None or archived_sessions.end_digest(last) != note.end:
+            raise ConflictError(
+                "the archive has another end of it than the one that was removed, perhaps from a copy of this store: "
+                "that stays, and `simckpt session fetch` brings it"
+            )
 
     def move(self) -> None:
         """Copies what is new, and looks after what is there already; raises ArchiveUnavailableError."""
@@ -92,7 +116,7 @@ class SessionPass:
                 return
             with self._problems(f"session {name!r}"), contextlib.suppress(SessionNotFoundError):
                 self._move(self._files.session(name))
-        gone = set(self._files.removed_sessions().values())
+        gone = {note.name for note in self._files.removed_sessions()}
         for name in sorted(set(self._listing.sessions()) - set(here) - gone):
             with self._problems(f"session {name!r}"):
                 raise SessionNotFoundError(
@@ -155,10 +179,17 @@ class SessionPass:
         for verdict in retained(self._files, self._keep):
             if verdict.keep or not self._going_on():
                 continue
-            with self._problems(f"session {verdict.name!r}"), contextlib.suppress(SessionNotFoundError):
+            # one that somebody is at work with is passed over
+            missed = contextlib.suppress(SessionNotFoundError, RunLockedError)
+            with self._problems(f"session {verdict.name!r}"), missed:
                 files = self._files.session(verdict.name)
                 noted = self._noted(files)
-                if noted is None or not self._listing.has_session(noted) or self._is_back(files, noted):
+                if (
+                    noted is None
+                    or noted.session != verdict.id
+                    or not self._listing.has_session(noted)
+                    or self._is_back(files, noted)
+                ):
                     continue
                 if any(os.path.lexists(files.path / name) for name in noted.states):
                     self._files.evict_session(verdict.name)

@@ -13,8 +13,9 @@ from simckpt.archive.contents import Listing
 from simckpt.archive.fetching import is_here
 from simckpt.archive.objects import Objects, Patience, lost
 from simckpt.archive.places import parse_place
+from simckpt.archive.run_objects import Troubles
 from simckpt.archive.session_objects import SessionUploads
-from simckpt.archive.uploading import Uploads, describe
+from simckpt.archive.uploading import Uploads
 from simckpt.errors import (
     ArchiveDamagedError,
     ConflictError,
@@ -24,9 +25,9 @@ from simckpt.errors import (
     StoreError,
 )
 from simckpt.session_pruning import sessions_of
-from simckpt.storage import StoreFiles, archived_sessions, reader, session_records
-from simckpt.storage.archived_sessions import ARCHIVED_FILE, PIN, ArchivedSession
-from simckpt.storage.sessions import CLOSED_FILE, PARTS, SessionFiles, part_folders
+from simckpt.storage import StoreFiles, archived_sessions
+from simckpt.storage.archived_sessions import PIN, ArchivedSession
+from simckpt.storage.sessions import ARCHIVED_FILE, CLOSED_FILE, PARTS, SessionFiles, covering, part_folders
 
 
 @dataclass(frozen=True)
@@ -79,36 +80,33 @@ def push_session(
         )
     with opened_to_push(files, url, patience) as uploads:
         session_objects.check_same(uploads.objects, name, session.record.id)
+        session_objects.check_same_end_there(uploads.objects, files, name)
         return _push(files, session, uploads, verify=verify)
 
 
-def push_sessions(files: StoreFiles, run: str, uploads: Uploads, *, verify: bool) -> list[str]:
-    """Returns the names of the sessions of a run of which something was brought.
-
-    Raises:
-        DamagedError: one is damaged here; all others were brought.
-    """
-    done, damaged = [], list[StoreError]()
+def push_sessions(
+    files: StoreFiles, run: str, uploads: Uploads, *, verify: bool, damaged: list[StoreError]
+) -> list[str]:
+    """Returns the names of the sessions of a run of which something was brought; notes which are damaged here."""
+    done = []
     for name in sessions_of(files, run, closed=True):
         try:
             if _push(files, files.session(name), uploads, verify=verify).nbytes:
                 done.append(name)
         except (ArchiveDamagedError, SessionNotFoundError):
             raise
-        except DamagedError as error:
+        except (DamagedError, FormatError) as error:
             damaged.append(error)
-    for first in damaged:
-        first.args = (f"{first}; all others were brought", *first.args[1:])
-        raise first
     return done
 
 
 def check_sessions(files: StoreFiles, runs: Collection[str], objects: Objects, listing: Listing) -> None:
-    """Raises ConflictError if a place has another session of the name of one that would be pushed with these runs."""
+    """Raises ConflictError if a place has another session, or end, of the name of one that would go with these runs."""
     there = set(listing.sessions())
     for run in runs:
         for name in there.intersection(sessions_of(files, run, closed=True)):
             session_objects.check_same(objects, name, files.session(name).record.id)
+            session_objects.check_same_end_there(objects, files, name)
 
 
 def _push(files: StoreFiles, session: SessionFiles, uploads: Uploads, *, verify: bool) -> SessionTransfer:
@@ -116,8 +114,8 @@ def _push(files: StoreFiles, session: SessionFiles, uploads: Uploads, *, verify:
     there = _there(uploads.objects, name)
     if there is None or not _is_whole(uploads, there, verify=verify):
         if archived_sessions.is_evicted(session):
-            Archive(files).bring_session_back(name)
-        sender = SessionUploads(uploads.objects, files, uploads.archive, uploads.listing, uploads)
+            Archive(files).fetch_session(name)
+        sender = SessionUploads(files, uploads)
         sender.upload(name)
         sender.bring_pin(session, mirror=False)
     nbytes = uploads.nbytes - before
@@ -152,11 +150,11 @@ def pull_session(
         shown = ", ".join(listing.sessions()[:5]) or "none"
         raise SessionNotFoundError(f"{objects.place} has no session {name!r}; it has {shown}")
     check_here(files, objects, name)
-    return pull(objects, files, name, verify=verify)
+    return pull(objects, files, name, verify=verify, evicted=True)
 
 
 def check_here(files: StoreFiles, objects: Objects, name: str) -> None:
-    """Raises ConflictError if a session that is to come cannot: another one, or the same unfinished, is here.
+    """Raises ConflictError if a session that is to come cannot: another one is here, or the same with no or other end.
 
     Raises:
         DamagedError: nothing that is here says which one it is.
@@ -175,37 +173,49 @@ def check_here(files: StoreFiles, objects: Objects, name: str) -> None:
             f"session {name!r} was not closed here, and is whole at {objects.place}: `simckpt session remove` the one "
             f"that is here first; nothing was changed"
         )
+    session_objects.check_same_end_there(objects, files, name)
 
 
-def sessions_to_pull(objects: Objects, listing: Listing, runs: Collection[str] | None) -> list[str]:
-    """Returns the names of the sessions at a place that checkpoints of some runs were driving; all of them if None."""
+def sessions_to_pull(objects: Objects, listing: Listing, runs: Collection[str] | None, troubles: Troubles) -> list[str]:
+    """Returns the names of the sessions at a place that checkpoints of some runs were driving; all of them if None.
+
+    Of those whose records are damaged there nobody knows who was driving, of which `troubles` is told.
+    """
     if runs is None:
         return listing.sessions()
     found = []
     for name in listing.sessions():
-        with contextlib.suppress(ArchiveDamagedError):
+        with troubles.noted():
             there = contents.read_session_there(objects, name)
             if there is not None and there.origin is not None and there.origin.run in runs:
                 found.append(name)
     return found
 
 
-def pull(objects: Objects, files: StoreFiles, name: str, *, verify: bool) -> SessionTransfer:
-    """Returns what was brought of a session that can come; raises as `session_objects.bring`."""
+def pull(objects: Objects, files: StoreFiles, name: str, *, verify: bool, evicted: bool = False) -> SessionTransfer:
+    """Returns what was brought of a session that can come; raises as `session_objects.bring`.
+
+    Args:
+        objects: of the place.
+        files: of the store.
+        name: of the session.
+        verify: whether to read all that is here.
+        evicted: whether to bring what is in the archive of this store alone, which may be lost.
+    """
     folder = files.session_folder(name)
-    if os.path.lexists(folder) and _is_good(files, name, verify=verify):
+    is_new = not os.path.lexists(folder)
+    if not is_new and _is_good(files, name, verify=verify, evicted=evicted):
         return SessionTransfer(name, 0)
     try:
         record = session_objects.read_whole(objects, name)
     except SessionNotFoundError:
         raise lost(objects.place, contents.session_object(name, ARCHIVED_FILE), "or its last record is gone") from None
-    is_new = not os.path.lexists(folder)
     if not is_new:
         _check_same_end(objects, files, record)
     wanted = None
     if not is_new and not verify:
         wanted = [file for file, copied in record.files.items() if _differs(files, record, file, copied.size)]
-    brought = session_objects.bring(objects, files, record, note=False, wanted=wanted)
+    brought = session_objects.bring(objects, files, record, note=False, is_new=is_new, wanted=wanted)
     if not is_new and not archived_sessions.is_pinned(folder):
         data = objects.read(contents.session_object(name, PIN))
         with contextlib.suppress(DamagedError, FormatError):
@@ -216,17 +226,15 @@ def pull(objects: Objects, files: StoreFiles, name: str, *, verify: bool) -> Ses
 
 def _check_same_end(objects: Objects, files: StoreFiles, record: ArchivedSession) -> None:
     """Raises ConflictError if what is damaged here is not what the place has: it was ended on both sides."""
-    folder = files.session_folder(record.name)
-    parts = {f"{PARTS}/{first:08d}-{last:08d}/state.h5" for first, last in part_folders(folder)}
-    is_other = not parts <= record.files.keys()
-    with contextlib.suppress(DamagedError, FormatError, FileNotFoundError):
-        path = folder / CLOSED_FILE
-        data = reader.read_small(folder, CLOSED_FILE, limit=session_records.RECORD_LIMIT, path=path)
-        session_records.parse_closed(data, path)
-        is_other = is_other or describe(data) != record.files[CLOSED_FILE]
+    end = archived_sessions.read_end(files.path, record.name)
+    if end is not None:
+        is_other = archived_sessions.end_digest(end) != record.files[CLOSED_FILE].digest
+    else:
+        # its end is damaged; what was merged tells as well, but for what a kill has left of a merge
+        kept, _ = covering(part_folders(files.session_folder(record.name)))
+        is_other = not {f"{PARTS}/{first:08d}-{last:08d}/state.h5" for first, last in kept} <= record.files.keys()
     if is_other:
-        here = replace(record, files={})
-        session_objects.check_same_end(here, record, objects)
+        session_objects.check_same_end(replace(record, files={}), record, objects)
 
 
 def _differs(files: StoreFiles, record: ArchivedSession, file: str, size: int) -> bool:
@@ -237,12 +245,12 @@ def _differs(files: StoreFiles, record: ArchivedSession, file: str, size: int) -
     return not path.is_file() or path.is_symlink() or path.stat().st_size != size
 
 
-def _is_good(files: StoreFiles, name: str, *, verify: bool) -> bool:
-    """Returns whether nothing is to be brought of a session, as far as one looks; one in the archive alone stays so."""
+def _is_good(files: StoreFiles, name: str, *, verify: bool, evicted: bool) -> bool:
+    """Returns whether nothing is to be brought of a session, as far as one looks; raises nothing of its damage."""
     try:
         session = files.session(name)
         if archived_sessions.is_evicted(session):
-            return True
+            return not evicted
         if verify:
             archived_sessions.verify(session)
         else:

@@ -95,7 +95,7 @@ def push(
         RunNotFoundError: there is no such run.
         ConflictError: both sides have written since they parted, or another run has that name there, or the place is
             the archive of another store; nothing was changed.
-        DamagedError: a checkpoint is damaged here; all others were brought.
+        DamagedError, FormatError: a checkpoint or a session is damaged here; all others were brought.
         ArchiveUnavailableError, ArchiveDamagedError: the place cannot be reached, or does not give back what it was
             given.
     """
@@ -106,12 +106,26 @@ def push(
             check_run_there(objects, files, name)
             _check_parted(objects, files, name, listing)
         session_transfer.check_sessions(files, order, objects, listing)
-        return [_push_run(objects, files, name, listing, uploads, verify=verify) for name in order]
+        damaged: list[StoreError] = []
+        done = [_push_run(objects, files, name, listing, uploads, verify=verify, damaged=damaged) for name in order]
+    if damaged:
+        first, more = damaged[0], f" ({len(damaged)} commits or sessions are)" if len(damaged) > 1 else ""
+        first.args = (f"{first}; it is damaged here{more}, and all others were brought", *first.args[1:])
+        raise first
+    return done
 
 
 def _push_run(
-    objects: Objects, files: StoreFiles, run: str, listing: Listing, uploads: Uploads, *, verify: bool
+    objects: Objects,
+    files: StoreFiles,
+    run: str,
+    listing: Listing,
+    uploads: Uploads,
+    *,
+    verify: bool,
+    damaged: list[StoreError],
 ) -> Transfer:
+    """Returns what was brought of a run and its sessions; what of them is damaged here is added to `damaged`."""
     before = uploads.nbytes
     upload_run(objects, files, run, listing)
     merge_metrics(objects, files, run, listing)
@@ -124,7 +138,7 @@ def _push_run(
         raise newer[0]
     evicted = files.evicted(run)
     noted = {seq: known for seq, known in files.archived(run).items() if seq in evicted}
-    damaged: list[StoreError] = list(unreadable.values())
+    damaged += unreadable.values()
     repaired = 0
     for record in records:
         is_new = record.seq not in there
@@ -141,11 +155,7 @@ def _push_run(
         except DamagedError as error:
             damaged.append(error)  # what is there may be good, and what is new is brought all the same
         repaired += not is_new and uploads.written > written
-    if damaged:
-        first, more = damaged[0], f" ({len(damaged)} commits are damaged here)" if len(damaged) > 1 else ""
-        first.args = (f"{first}; all others were brought{more}", *first.args[1:])
-        raise first
-    sessions = session_transfer.push_sessions(files, run, uploads, verify=verify)
+    sessions = session_transfer.push_sessions(files, run, uploads, verify=verify, damaged=damaged)
     new = len(records) - len(there & {each.seq for each in records})
     return Transfer(run, new, uploads.nbytes - before, repaired, tuple(sessions))
 
@@ -254,7 +264,7 @@ def pull(
             check_same_here(files, there)
             _check_parted(objects, files, name, listing)
     sessions = []
-    for name in session_transfer.sessions_to_pull(objects, listing, None if run is None else order):
+    for name in session_transfer.sessions_to_pull(objects, listing, None if run is None else order, troubles):
         with troubles.noted():
             session_transfer.check_here(files, objects, name)
             sessions.append(name)

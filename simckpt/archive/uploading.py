@@ -168,22 +168,13 @@ class Uploads:
     def commit(self, run: str, seq: int) -> None:
         """Writes the record of a commit, or of one that was pruned, whose content is there; raises as `upload`."""
         record, data = self._files.record_bytes(run, seq)
-        name = contents.file_object(run, seq, COMMIT_FILE)
-        if self._has(name, data):
-            return
-        for _ in range(2):
-            if not self.objects.create(name, data):
-                self._check_ours(run, seq, record.id)
-                if isinstance(record, CommitRecord) and self._is_pruned(run, seq):
-                    raise CheckpointNotFoundError(f"checkpoint {record.id} of run {run!r} was pruned in the archive")
-                # damaged, or the same commit in other words, such as those of an earlier version
-                self.objects.put(name, data)
-            if self.objects.read(name) == data:
-                self.listing.sizes[name] = len(data)
-                self.nbytes += len(data)
-                self.written += 1
-                return
-        raise lost(self.objects.place, name, "is not what was written there, twice")
+
+        def check_ours() -> None:
+            self._check_ours(run, seq, record.id)
+            if isinstance(record, CommitRecord) and self._is_pruned(run, seq):
+                raise CheckpointNotFoundError(f"checkpoint {record.id} of run {run!r} was pruned in the archive")
+
+        self.settle(contents.file_object(run, seq, COMMIT_FILE), data, check_ours)
 
     def _is_pruned(self, run: str, seq: int) -> bool:
         with contextlib.suppress(ArchiveDamagedError):

@@ -9,10 +9,10 @@ from pathlib import Path
 from simckpt.archive import contents, fetching, session_objects
 from simckpt.archive.objects import Objects
 from simckpt.archive.run_objects import verify_run
-from simckpt.errors import ArchiveDamagedError, DamagedError, FormatError, SessionNotFoundError
+from simckpt.errors import ArchiveDamagedError, DamagedError, FormatError, RunLockedError, SessionNotFoundError
 from simckpt.storage import CommitRecord, StoreFiles, TombstoneRecord, archived_sessions
 from simckpt.storage.archived import ArchivedRecord, Copied
-from simckpt.storage.archived_sessions import ARCHIVED_FILE
+from simckpt.storage.sessions import ARCHIVED_FILE
 from simckpt.storage.store_reader import COMMIT_FILE
 
 
@@ -81,8 +81,8 @@ def _verify_session(
     is_away = {file for file in noted.states if not (folder / file).exists()}
     if damaged := [file for file in session_objects.missing(files, noted) if file not in is_away]:
         try:
-            brought = session_objects.bring(objects, files, noted, note=True, wanted=damaged)
-        except ArchiveDamagedError as error:
+            brought = session_objects.bring(objects, files, noted, note=True, is_new=False, wanted=damaged)
+        except (ArchiveDamagedError, RunLockedError) as error:
             found.damaged.append(str(error))
         else:
             found.repaired.extend(f"{file} of session {name!r} here" for file in brought)

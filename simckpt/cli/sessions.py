@@ -266,7 +266,7 @@ def _marks(facts: dict[str, Any]) -> str:
 
 
 def _made(env: str) -> Any:
-    from simckpt.hardware.making import made_env
+    from simckpt.hardware.named_envs import made_env
 
     return made_env(env)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simckpt.hardware.session import Session
-from simckpt.hardware.tables import needed
+from simckpt.hardware.session_tables import needed
 from simckpt.hardware.tape import Tape, entries_of
 from simckpt.hardware.windows import windows
 from simckpt.state.tables import mapped

@@ -80,6 +80,12 @@ def _told(form: Form) -> str:
     return ", ".join(str(key) for key, _ in _parts(form)) or "none, being an array"
 
 
+def forms_of(env: Any) -> dict[str, Form]:
+    """Returns the forms of an env's "action" and "observation"; raises ConfigurationError if a size is not fixed."""
+    spaces = {"action": env.action_space, "observation": env.observation_space}
+    return {name: form_of_space(space, f"the {name}") for name, space in spaces.items()}
+
+
 def form_of_space(space: Any, what: str) -> Form:
     """Returns the form that values of a Gymnasium space have.
 
@@ -181,6 +187,11 @@ def number(value: Any, what: str) -> float:
     if array.dtype.kind not in "biuf" or array.size != 1:
         raise ConfigurationError(f"{what} cannot be recorded: it is {type(value).__name__} {str(value)[:80]!r}")
     return float(array.reshape(()))
+
+
+def flag(value: Any) -> bool:
+    """Returns a flag of a step; raises ConfigurationError for what is none."""
+    return bool(number(value, "a flag of the step"))
 
 
 def at(column: Any, place: int) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from simckpt import state
-from simckpt.errors import CheckpointNotFoundError, ConflictError, StorageError, StoreError
+from simckpt.errors import CheckpointNotFoundError, ConflictError, StoreError
 from simckpt.hardware.losses import Losses
 from simckpt.hardware.ring import Part, Ring, Snapshot
 from simckpt.hardware.triggers import Found, OnError, OutOfRange, Trigger, Watchdog
@@ -27,12 +27,14 @@ from simckpt.storage.durable import Disk
 from simckpt.storage.session_ending import remove_session
 from simckpt.storage.session_records import SessionRecord
 from simckpt.storage.session_writing import SessionWriter, create_session
-from simckpt.storage.sessions import session_names
+from simckpt.storage.sessions import read_session, session_names
 
 WAITING = 256 << 20  # [bytes] of parts that wait for a disk that refuses
 _NOTES = 10_000  # events of parts that were given up, which are kept
 _CLOSING = 3  # attempts at writing what is left, when the session ends
 _PAUSE = 60  # parts until a merge that the disk has refused is tried again
+
+_THREAD = "thread"  # kind of the event that another thread uses a link, which `session.THREAD` is
 
 Event = tuple[int, int, int, int, str, str]  # order, row, monotonic [ns], wall [ns], kind, text
 Warn = Callable[[str], None]
@@ -80,6 +82,7 @@ class Keeper:
         self._waiting: deque[Part | Snapshot] = deque()
         self._models: dict[str, Encoded] = {}
         self._notes: list[Event] = []
+        self._threads: list[Event] = []  # of the recording, one for each link
         self._losses = Losses(warn)
         self._troubled = False
         self._pause = 0
@@ -113,6 +116,7 @@ class Keeper:
         if isinstance(item, Part):
             self._row = max(self._row, item.rows[1])
             self._newest = item
+            self._threads += [each for each in item.events if each[4] == _THREAD]
             item.events.extend(_event(each, "trigger") for each in found)
         if self._ring is not None and self._due is None:
             self._ring.add(item)
@@ -172,8 +176,8 @@ class Keeper:
                 self._writer.release()
                 self._writer = None
                 return False
-            except (StorageError, OSError) as error:
-                self._trouble(f"session {self.session!r} cannot be written for the moment: {error}")
+            except (StoreError, OSError, MemoryError) as error:
+                self._trouble(f"session {self.session!r} cannot be written for the moment: {_why(error)}")
                 self._make_room()
                 return False
             except Exception as error:  # what cannot be written now cannot be later, and others must not wait for it
@@ -214,6 +218,13 @@ class Keeper:
         self._notes = [each for each in self._notes if each[1] >= self._first]
         self._losses.fresh = [each for each in self._losses.fresh if each.rows[1] > self._first]
         self._notes.append(_event(found, "kept"))
+        # but for what goes on: no replay of this session repeats it either
+        there = [each for item in self._ring if isinstance(item, Part) for each in item.events] + self._notes
+        self._notes += [
+            (-1, self._first, found.monotonic, time.time_ns(), kind, text)
+            for *when, kind, text in self._threads
+            if (*when, kind, text) not in there
+        ]
         self._waiting.extend(self._ring)
 
     def _end_if_over(self) -> None:
@@ -232,7 +243,9 @@ class Keeper:
             self._warn(f"the ring was not kept ({self._due.reason}): the disk refused until the end")
             if self._next is not None:
                 with contextlib.suppress(StoreError, OSError):
-                    remove_session(self._root, self._next.name, disk=self._disk)
+                    # an attempt may have made it; one of that name may be another recorder's as well
+                    if read_session(self._root, self._next.name).id == self._next.id:
+                        remove_session(self._root, self._next.name, disk=self._disk)
             self._due = self._next = None
         for item in self._waiting:
             self._give_up(item, "the disk refused until the end")
@@ -374,26 +387,43 @@ class Keeper:
 
     def _begun(self) -> SessionWriter:
         """Makes the next session of a ring, unless an earlier attempt has, and returns its writer."""
-        if self._next is None:
-            taken = set(session_names(self._root))
+        while True:
+            record = self._next = self._next or self._next_record()
+            try:
+                self._create(record)
+                return SessionWriter(self._root, record.name, disk=self._disk)
+            except ConflictError:
+                # another recorder of that base name was quicker, and so the next number is tried; or else the
+                # checkpoint that was driving is just being pruned
+                self._next = None
+                if record.name not in session_names(self._root):
+                    raise
+
+    def _next_record(self) -> SessionRecord:
+        taken = set(session_names(self._root))
+        self._flushes += 1
+        while (name := f"{self._record.name}-{self._flushes}") in taken:
             self._flushes += 1
-            while (name := f"{self._record.name}-{self._flushes}") in taken:
-                self._flushes += 1
-            now, monotonic = time.time(), time.monotonic_ns()
-            self._next = replace(self._record, name=name, id=names.random_id(), created=now, monotonic=monotonic)
+        now, monotonic = time.time(), time.monotonic_ns()
+        return replace(self._record, name=name, id=names.random_id(), created=now, monotonic=monotonic)
+
+    def _create(self, record: SessionRecord) -> None:
         store = StoreFiles.open(self._root)
         try:
-            create_session(store, self._next, disk=self._disk)
+            create_session(store, record, disk=self._disk)
         except CheckpointNotFoundError as error:
             self.note("note", f"the checkpoint that was driving is gone: {error}")
-            self._next = replace(self._next, origin=None)
+            self._next = replace(record, origin=None)
             create_session(store, self._next, disk=self._disk)
-        return SessionWriter(self._root, self._next.name, disk=self._disk)
 
 
 def catches_errors(triggers: tuple[Trigger, ...]) -> bool:
     """Returns whether an exception is a cause."""
     return any(isinstance(each, OnError) for each in triggers)
+
+
+def _why(error: BaseException) -> str:
+    return f"out of memory {error}".strip() if isinstance(error, MemoryError) else str(error)
 
 
 def _event(found: Found, kind: str) -> Event:

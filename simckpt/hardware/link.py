@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from types import FrameType, ModuleType
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from simckpt.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
+from simckpt.hardware import all_links
 from simckpt.hardware.arrivals import Statistics
 from simckpt.hardware.connection import Connection, SimulatedConnection
 from simckpt.hardware.reading import Observer, Reading, Source
@@ -38,6 +38,7 @@ _LARGEST_DRAIN = 1000  # readings that one receive_newest looks through: a devic
 _LONGEST_TIMEOUT = 1e6  # [s]
 _MODULUS = 2**64
 _NO_LINKS = frozenset({"builtins", "mujoco", "numpy", "torch", "weakref"})  # packages whose objects are not looked into
+_Result = TypeVar("_Result")
 _out_of_reach: ContextVar[bool] = ContextVar("simckpt_devices_out_of_reach", default=False)
 
 
@@ -102,6 +103,7 @@ class Link:
         self._connection: Connection | SimulatedConnection | None = None
         self._opened_by = 0
         self._in_use = threading.Lock()
+        all_links.add(self)
 
     def __repr__(self) -> str:
         armed = "armed" if self._armed else "disarmed"
@@ -142,12 +144,18 @@ class Link:
     def arm(self) -> None:
         """Opens the connection anew; from now on commands reach the device.
 
+        In a replay, whose `source` answers in the device's place, nothing is opened.
+
         Raises:
             LinkUnavailableError: the device or the local port cannot be had; the link is disarmed.
         """
-        with self._alone():
+        self._alone(self._arm)
+
+    def _arm(self) -> None:
+        if self.source is None:
             self._check_reach()
-            self._armed = True
+        self._armed = True
+        if self.source is None:
             self._open()
 
     def disarm(self) -> None:
@@ -156,8 +164,7 @@ class Link:
         Any thread may call this at any time: a call that another one is in is the last.
         """
         self._armed = False
-        if self._in_use.acquire(blocking=False):
-            self._release()
+        self._close_unused()
 
     close = disarm
 
@@ -170,6 +177,7 @@ class Link:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._in_use = threading.Lock()
+        all_links.add(self)
 
     def __enter__(self) -> Link:
         return self
@@ -188,19 +196,20 @@ class Link:
             LinkDisarmedError: the link is not armed.
             LinkUnavailableError: the connection could not be opened; the link is disarmed.
         """
-        checked = self._checked(values)
-        with self._alone():
-            if self.source is not None:
-                sequence = self.source.send(checked)
-                monotonic, wall = time.monotonic_ns(), time.time_ns()
-            else:
-                connection = self._ready()
-                sequence = self._sequence
-                monotonic, wall = time.monotonic_ns(), time.time_ns()
-                connection.send(sequence, checked, monotonic, wall)
-            self._sequence = (sequence + 1) % _MODULUS
-            if self.observer is not None:
-                self.observer.sent(self, sequence, checked, monotonic, wall)
+        return self._alone(self._send, self._checked(values))
+
+    def _send(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> int:
+        if self.source is not None:
+            sequence = self.source.send(values)
+            monotonic, wall = time.monotonic_ns(), time.time_ns()
+        else:
+            connection = self._ready()
+            sequence = self._sequence
+            monotonic, wall = time.monotonic_ns(), time.time_ns()
+            connection.send(sequence, values, monotonic, wall)
+        self._sequence = (sequence + 1) % _MODULUS
+        if self.observer is not None:
+            self.observer.sent(self, sequence, values, monotonic, wall)
         return sequence
 
     def receive(self, timeout: float = 0.0) -> Reading | None:
@@ -210,9 +219,7 @@ class Link:
             LinkDisarmedError: the link is not armed.
             LinkUnavailableError: the connection could not be opened; the link is disarmed.
         """
-        timeout = self._checked_timeout(timeout)
-        with self._alone():
-            return self._look(timeout)
+        return self._alone(self._look, self._checked_timeout(timeout))
 
     def receive_newest(self, timeout: float = 0.0) -> Reading | None:
         """Returns the newest of all readings that have arrived since, or None; waits `timeout` [s] for the first.
@@ -224,23 +231,26 @@ class Link:
             LinkDisarmedError: the link is not armed.
             LinkUnavailableError: the connection could not be opened; the link is disarmed.
         """
+        return self._alone(self._look_for_newest, self._checked_timeout(timeout))
+
+    def _look_for_newest(self, timeout: float) -> Reading | None:
         newest = None
-        timeout = self._checked_timeout(timeout)
-        with self._alone():
-            for look in range(_LARGEST_DRAIN):
-                reading = self._look(timeout if look == 0 else 0.0)
-                if reading is None:
-                    break
-                if not reading.late:
-                    newest = reading
+        for look in range(_LARGEST_DRAIN):
+            reading = self._look(timeout if look == 0 else 0.0)
+            if reading is None:
+                break
+            if not reading.late:
+                newest = reading
         return newest
 
     def time(self) -> int:
         """Returns `time.monotonic_ns()`, in a replay what it was: for an env whose steps depend on the time."""
-        with self._alone():
-            now = time.monotonic_ns() if self.source is None else self.source.time()
-            if self.observer is not None:
-                self.observer.timed(self, now, time.time_ns())
+        return self._alone(self._time)
+
+    def _time(self) -> int:
+        now = time.monotonic_ns() if self.source is None else self.source.time()
+        if self.observer is not None:
+            self.observer.timed(self, now, time.time_ns())
         return now
 
     def state_dict(self) -> dict[str, Any]:
@@ -284,49 +294,50 @@ class Link:
             listed = "; ".join(problems)
             raise StateMismatchError(f"link {self.name!r}: the state is of another device: {listed}", problems=problems)
         self._armed = False
-        with self._alone():
-            self._sequence = int(state["sequence"]) % _MODULUS
-            self.last = None
-            if last is not None:
-                values = np.array(last["values"], np.float64)
-                values.flags.writeable = False
-                self.last = Reading(values, int(last["sequence"]), int(last["device_time"]), 0, 0)
+        self._alone(self._load, state)
 
-    # what follows is called by the thread that has the link
+    def _load(self, state: Mapping[str, Any]) -> None:
+        last = state.get("last")
+        self._sequence = int(state["sequence"]) % _MODULUS
+        self.last = None
+        if last is not None:
+            values = np.array(last["values"], np.float64)
+            values.flags.writeable = False
+            self.last = Reading(values, int(last["sequence"]), int(last["device_time"]), 0, 0)
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._in_use.acquire(blocking=False) and self._is_in_use() and not self._in_use.acquire(blocking=False):
-            raise LinkBusyError(
-                f"link {self.name!r} is in use by another thread, or by a call that this one has interrupted: a link "
-                "serves one call at a time",
-                link=self.name,
-            )
+    # who has the link, and what is called by that one
+
+    def _alone(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Does something while no other call has the link.
+
+        A signal handler may raise anywhere, yet never is the link left locked: no handler runs within one call of C
+        code, so that the lock is held if, and only if, the list says so; and none before the lock is released.
+        """
+        is_mine: list[bool] = []
         try:
-            yield
+            is_mine.extend(map(self._in_use.acquire, (False,)))
+            if not is_mine[0]:
+                raise LinkBusyError(
+                    f"link {self.name!r} is in use by another thread, or by a call that this one has interrupted: a "
+                    "link serves one call at a time",
+                    link=self.name,
+                )
+            return work(*arguments)
         finally:
-            self._release()
+            if is_mine and is_mine[0]:
+                try:
+                    if not self._armed:
+                        self._close()
+                finally:
+                    self._in_use.release()
+                # disarmed meanwhile, by who found it in use
+                if not self._armed and self._connection is not None:
+                    self._close_unused()
 
-    def _is_in_use(self) -> bool:
-        """Returns whether a call has the link: an interrupt at a bad moment ends one, and leaves the link locked."""
-        calls = 0
-        for frame in sys._current_frames().values():
-            each: FrameType | None = frame
-            while each is not None:
-                calls += each.f_code in _CALLS and each.f_locals.get("self") is self
-                each = each.f_back
-        # one of them is that which asks
-        return calls > 1
-
-    def _release(self) -> None:
-        try:
-            if not self._armed:
-                self._close()
-        finally:
-            self._in_use.release()
-        # disarmed meanwhile, by who found it in use
-        if not self._armed and self._connection is not None and self._in_use.acquire(blocking=False):
-            self._release()
+    def _close_unused(self) -> None:
+        """Closes the connection of a disarmed link, unless a call has it, which then does that."""
+        with contextlib.suppress(LinkBusyError):
+            self._alone(_nothing)
 
     def _open(self) -> None:
         self._close()
@@ -355,6 +366,7 @@ class Link:
 
     def _check_reach(self) -> None:
         if _out_of_reach.get() and not isinstance(self.transport, Simulated):
+            self._armed = False
             raise LinkDisarmedError(
                 f"link {self.name!r} to {self.address} is not one of those that the replay answers for, and a replay "
                 "reaches no device: nothing was sent. Let the env hold it as an attribute when the session is recorded",
@@ -421,10 +433,6 @@ class Link:
         )
 
 
-_CALLS = frozenset(
-    call.__code__ for call in (Link.arm, Link.send, Link.receive, Link.receive_newest, Link.time, Link.load_state_dict)
-)
-
 register_adapter(Link, Link._state, Link.load_state_dict)
 
 
@@ -463,6 +471,10 @@ def links_of(env: Any) -> dict[str, Link]:
                 seen.add(id(held))
                 waiting.append(held)
     return found
+
+
+def _nothing() -> None:
+    pass
 
 
 def _held_by(each: Any) -> list[Any]:

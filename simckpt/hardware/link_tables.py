@@ -86,10 +86,15 @@ class LinkTables:
             loop.busy = True
             try:
                 self._take_command(self._buffers.row, sequence, values, monotonic, wall)
-            except Exception as error:
-                self._buffers.spoil(f"a command of link {self._name!r} was lost: {error}")
+            except BaseException as error:
+                self._buffers.spoil(f"a command of link {self._name!r} was lost: {type(error).__name__}: {error}")
+                if not isinstance(error, Exception):
+                    raise
             finally:
                 loop.busy = False
+                # by a handler that has interrupted this between two steps; no step may follow
+                if loop.asked and loop.may_act():
+                    loop.leave()
         else:
             self._ask(self._take_command, sequence, values, monotonic, wall)
         if self._before is not None:
@@ -114,10 +119,15 @@ class LinkTables:
             loop.busy = True
             try:
                 self._take_look(self._buffers.row, kind, reading, monotonic, wall)
-            except Exception as error:
-                self._buffers.spoil(f"a reading of link {self._name!r} was lost: {error}")
+            except BaseException as error:
+                self._buffers.spoil(f"a reading of link {self._name!r} was lost: {type(error).__name__}: {error}")
+                if not isinstance(error, Exception):
+                    raise
             finally:
                 loop.busy = False
+                # by a handler that has interrupted this between two steps; no step may follow
+                if loop.asked and loop.may_act():
+                    loop.leave()
         else:
             self._ask(self._take_look, kind, reading, monotonic, wall)
 

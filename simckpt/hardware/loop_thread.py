@@ -21,6 +21,7 @@ from simckpt.errors import RecorderBusyError
 MOST_ASKED = 100_000  # calls that may wait for the loop
 _AT_ONCE = 2000  # of them that are made at one time
 _CLOSING = 5.0  # [s] that a closing waits for a step of another thread
+_HANDOVER = 1.0  # [s] that a thread waits for a call of a link by the one before
 
 
 # that work on a recording; an interrupt at a bad moment ends such work, and leaves `busy` as it was
@@ -86,15 +87,19 @@ class LoopThread:
                 "the recorder is in a step or reset of another thread: one thread at a time steps an env"
             )
         if ident != self.ident:
-            self.ident = ident
-            # the thread before may be in a call of a link, which takes microseconds
-            deadline = time.monotonic() + 1.0
-            while self.busy and time.monotonic() < deadline:
-                time.sleep(0)
+            self._take_over(ident)
         self.busy = True
         if self.asked:
             self.serve()
         return is_new
+
+    def _take_over(self, ident: int) -> None:
+        """Makes this the thread of the loop; the one before may be in a call of a link, which takes microseconds."""
+        # first this: from then on that thread leaves word
+        self.ident = ident
+        deadline = time.monotonic() + _HANDOVER
+        while self.busy and time.monotonic() < deadline:
+            time.sleep(0)
 
     def may_act(self) -> bool:
         """Begins something between two steps, if this is the thread that steps and it is not at work already."""
@@ -126,6 +131,9 @@ class LoopThread:
             return
         alone = self.acquire(timeout=0 if own else _CLOSING)
         try:
+            if not own:
+                # between two steps a call of a link is at work without the lock
+                self._take_over(get_ident())
             self.busy = True
             self.serve(MOST_ASKED)
             function(*arguments)

@@ -13,7 +13,7 @@ import numpy as np
 
 from simckpt.errors import ConfigurationError
 from simckpt.hardware.session import READING
-from simckpt.hardware.tables import needed
+from simckpt.hardware.session_tables import needed
 from simckpt.hardware.windows import windows
 from simckpt.storage import durable, exports
 

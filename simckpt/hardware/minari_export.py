@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simckpt.errors import ConfigurationError, FormatError
+from simckpt.hardware.gaps import gaps
 from simckpt.hardware.reset_arguments import UNKNOWN, options_of, seed_of
-from simckpt.hardware.tables import Array, needed
+from simckpt.hardware.session_tables import Array, needed
 from simckpt.state.tables import mapped
 from simckpt.storage import blocks, durable, exports, layout
 
@@ -104,7 +105,8 @@ def _episodes(session: Session) -> list[Episode]:
     if not len(numbers):
         return []
     ended = numbers[terminated | truncated] + 1
-    before_gaps = numbers[:-1][np.diff(numbers) > 1] + 1
+    # what was lost between two rows may have been a reset
+    before_gaps = [*(numbers[:-1][np.diff(numbers) > 1] + 1).tolist(), *(gap.rows.start for gap in gaps(session, ()))]
     begun: dict[int, Episode] = {}
     first = next((each for each in session.snapshots if each.row in numbers[:1]), None)
     if first is not None:
@@ -118,7 +120,7 @@ def _episodes(session: Session) -> list[Episode]:
             options = None if text == UNKNOWN else options_of(text)
             seen = mapped(lambda array, place=place: array[place], first_seen)
             begun[row] = Episode(row, 0, seen, seed_of(text, seed, seeded=seeded), options)
-    stops = sorted({*begun, *ended.tolist(), *before_gaps.tolist(), int(numbers[-1]) + 1})
+    stops = sorted({*begun, *ended.tolist(), *before_gaps, int(numbers[-1]) + 1})
     known = set(numbers.tolist())
     # a reset at the end has no rows yet
     return [replace(begun[row], stop=stops[bisect.bisect_right(stops, row)]) for row in sorted(begun) if row in known]

@@ -86,7 +86,7 @@ class PartBuffers:
         self._free: list[int] = []
         self._buffers: list[Buffer] = []
         self._sent: list[int] = []  # how often each buffer was handed over and has not come back
-        self._is_handed = False  # whether the present buffer may have been handed over already
+        self._is_handed = False  # whether the present buffer may have been handed over, or is in use by half
         # the last observation lies in a column of this buffer, at a place; or else here
         self._newest: tuple[Any, int] | None = None
         self._observation: Any = None
@@ -280,8 +280,9 @@ class PartBuffers:
         if first < self.row:
             self._process.send({"lost": [first, self.row, why]})
             self._lost()
+        counts, self.counts[:] = counts[1:], 0
         # a replay passes over lost rows; of what lies beside them it would not know
-        if any(counts[1:]):
+        if any(counts):
             self.spoil(f"resets or calls of links were lost: {why}")
 
     def _made(self) -> tuple[Layout, int, mmap.mmap]:
@@ -315,6 +316,8 @@ class PartBuffers:
     def _use(self, buffer: Buffer) -> None:
         """Goes on in a buffer; the loop writes into its columns directly."""
         now = time.monotonic_ns()
+        # until all are in it: links would go on in the one before
+        self._is_handed = True
         self._buffer = buffer
         self.head, self.counts, self.tables = buffer.head, buffer.counts, buffer.tables
         self._serial += 1
@@ -329,10 +332,10 @@ class PartBuffers:
         self.action, self.observation = rows["action"], rows["observation"]
         self._capacity, self._reset_capacity = len(self.row_order), len(buffer.tables["resets"]["order"])
         self.rows = self.resets = self.place = 0
-        self._is_handed = False
         self._part_end = now + self._part_ns
         for place, link in enumerate(self.links.values()):
             link.use(buffer, 2 + place, 2 + len(self.links) + place)
+        self._is_handed = False
 
     def _has_values(self, name: str) -> bool:
         if name == "reset observation":

@@ -18,8 +18,9 @@ import numpy as np
 from simckpt import provenance
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StoreError
+from simckpt.hardware import columns
 from simckpt.hardware.link import Link, links_of
-from simckpt.hardware.recording import Recording, Signals, forms_of
+from simckpt.hardware.recording import Recording, Signals
 from simckpt.hardware.recording_messages import Settings
 from simckpt.hardware.triggers import Trigger, checked_triggers
 from simckpt.run import Run
@@ -108,7 +109,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         found = links_of(env) if links is None else _checked_links(links)
         checked = checked_triggers(
             triggers,
-            forms=forms_of(env),
+            forms=columns.forms_of(env),
             signals=signals,
             links={each: link.reading for each, link in found.items() if link.reading},
         )
@@ -129,7 +130,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             raise
         self._restores = Restores(self._recording)
         # a program that ends without closing it has not been killed
-        self._recording.at_exit = weakref.finalize(self, self._recording.close_at_exit)
+        weakref.finalize(self, self._recording.close_at_exit)
 
     @property
     def session(self) -> Session:

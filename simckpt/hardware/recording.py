@@ -47,7 +47,6 @@ class Recording:
         root: the store's folder.
         name: of the session.
         process: that writes.
-        at_exit: closes it when the program ends.
 
     Args:
         env: what is recorded, the env inside the recorder.
@@ -76,7 +75,6 @@ class Recording:
         self.root, self.name = root, record.name
         self.active = True
         self._closed = False
-        self.at_exit: weakref.finalize[Any, Any] | None = None
         self._env = env
         self._triggers = settings.triggers
         self._signals = dict(signals)
@@ -88,8 +86,8 @@ class Recording:
         self._told: set[str] = set()
         self._unrecorded = range(0)  # rows one after the other, of which the event tells the first
         self._failed_with = 0  # the id of the last exception that was taken note of
-        self._last_exception = _last_exception()
-        forms = forms_of(env)
+        self._last_exception = getattr(sys, "last_value", None)
+        forms = columns.forms_of(env)
         forms |= {"reset observation": forms["observation"], "signals": {}}
         self.process = RecordingProcess(self._process_gone)
         self._buffers = buffers = PartBuffers(self.process, forms, settings.part_seconds, self._want_after_trouble)
@@ -122,12 +120,12 @@ class Recording:
         elif not loop.enter():
             self._interrupted()
         try:
-            if not self.active:
-                return
             if time.monotonic_ns() >= self._snapshot_due:
                 self._snapshot(self._snapshot_reason)
             if self.process.channel.waiting:
                 self.process.flush()
+            if not self.active:  # closed while this waited, or the process turned out to be gone
+                return
             buffers.spoilt, buffers.in_step, buffers.place = None, True, buffers.rows
             if not columns.put(buffers.action, buffers.rows, action):
                 buffers.put("action", action)
@@ -160,8 +158,8 @@ class Recording:
                     self._put_signals(info)
                 place = buffers.rows
                 buffers.row_reward[place] = reward if type(reward) is float else columns.number(reward, "the reward")
-                buffers.row_terminated[place] = terminated if type(terminated) is bool else _flag(terminated)
-                buffers.row_truncated[place] = truncated if type(truncated) is bool else _flag(truncated)
+                buffers.row_terminated[place] = terminated if type(terminated) is bool else columns.flag(terminated)
+                buffers.row_truncated[place] = truncated if type(truncated) is bool else columns.flag(truncated)
                 # by then links may have lost something of it
                 if buffers.spoilt is None:
                     buffers.row_is_whole(finished)
@@ -187,6 +185,9 @@ class Recording:
                 self._lost_of_others(why)
             elif self._unrecorded:
                 self._note_unrecorded()
+        except BaseException:
+            self._loop.ask(self._interrupted)
+            raise
         finally:
             self._loop.leave()
 
@@ -206,6 +207,9 @@ class Recording:
         except Exception as own:
             with contextlib.suppress(Exception):
                 self._tell(f"an exception of {where} was not recorded: {_why(own)}")
+        except BaseException:
+            self._loop.ask(self._interrupted)
+            raise
         finally:
             with contextlib.suppress(Exception):
                 self._loop.leave()
@@ -250,6 +254,9 @@ class Recording:
             buffers.event("unrecorded", f"the reset before row {buffers.row} was not recorded: {_why(error)}")
             self._want_after_trouble()
             self._tell(f"the reset before row {buffers.row} was not recorded: {_why(error)}")
+        except BaseException:
+            self._loop.ask(self._interrupted)
+            raise
         finally:
             self._loop.leave()
 
@@ -315,7 +322,8 @@ class Recording:
 
     def _process_gone(self, error: BaseException) -> None:
         if self.active:
-            self.active = False
+            self.active = self._buffers.in_step = False
+            self._snapshot_due = _NEVER
             self._detach()
             warn(f"the recording process is gone, and nothing more is recorded from row {self.row} on: {error}")
 
@@ -338,7 +346,7 @@ class Recording:
 
     def want_snapshot(self, reason: str) -> None:
         """Has the next step begin with a snapshot; any thread may call this."""
-        if self._handle is not None:
+        if self._handle is not None and self.active:
             self._snapshot_reason, self._snapshot_due = reason, 0
 
     def _want_after_trouble(self, reason: str = "unrecorded") -> None:
@@ -348,11 +356,19 @@ class Recording:
         if self._troubles <= _TROUBLES or now >= self._next_trouble:
             self._next_trouble = now + _SECOND
             self.want_snapshot(reason)
-        elif self._handle is not None and self._next_trouble < self._snapshot_due:
+        elif self._handle is not None and self.active and self._next_trouble < self._snapshot_due:
             self._snapshot_reason, self._snapshot_due = reason, self._next_trouble
 
     def _snapshot(self, reason: str) -> None:
         """Captures the env and sends that on its way; what cannot be captured is warned of, and noted."""
+        try:
+            self._take_snapshot(reason)
+        except BaseException:
+            # an interrupt: it may be the one behind which alone a replay can go on
+            self.want_snapshot(reason)
+            raise
+
+    def _take_snapshot(self, reason: str) -> None:
         buffers, handle = self._buffers, self._handle
         assert handle is not None
         now, wall = time.monotonic_ns(), time.time_ns()
@@ -423,8 +439,6 @@ class Recording:
             text: for people.
             error: that ends it; keeps a ring if `OnError` is among the triggers.
         """
-        if self.at_exit is not None:
-            self.at_exit.detach()
         if self.active:
             self._loop.close(self._close, how, text, error)
         elif not self._closed:
@@ -436,6 +450,7 @@ class Recording:
         if not self.active:
             return
         self.active, self._closed = False, True
+        self._snapshot_due = _NEVER
         self._detach()
         buffers = self._buffers
         # a row in progress is not whole, and never will be
@@ -450,7 +465,7 @@ class Recording:
 
     def close_at_exit(self) -> None:
         """Closes it when nobody has: a program that ends has not been killed, and may have ended by an exception."""
-        error = _last_exception()
+        error: BaseException | None = getattr(sys, "last_value", None)  # that has ended the program
         if error is None or error is self._last_exception:
             self.close("closed", "the program ended")
         else:
@@ -478,22 +493,6 @@ def _abandon_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_abandon_after_fork)
-
-
-def forms_of(env: Any) -> dict[str, columns.Form]:
-    """Returns the forms of an env's "action" and "observation"; raises ConfigurationError if a size is not fixed."""
-    spaces = {"action": env.action_space, "observation": env.observation_space}
-    return {name: columns.form_of_space(space, f"the {name}") for name, space in spaces.items()}
-
-
-def _flag(value: Any) -> bool:
-    return bool(columns.number(value, "a flag of the step"))
-
-
-def _last_exception() -> BaseException | None:
-    """Returns the exception that has ended the program, if one has."""
-    found: BaseException | None = getattr(sys, "last_value", None)
-    return found
 
 
 def _why(error: BaseException) -> str:

@@ -93,6 +93,8 @@ class RecordingProcess:
         if self.is_there:
             try:
                 self.channel.send(message, parts, descriptors=descriptors)
+            except TimeoutError:  # of a signal handler: this socket has no such error
+                raise
             except OSError as error:
                 self._lose(error)
 
@@ -110,6 +112,8 @@ class RecordingProcess:
         """Offers what it has not taken yet."""
         try:
             self.channel.flush()
+        except TimeoutError:
+            raise
         except OSError as error:
             self._lose(error)
 
@@ -118,6 +122,8 @@ class RecordingProcess:
         if self.is_there:
             try:
                 is_there = self.channel.take()
+            except TimeoutError:
+                raise
             except OSError as error:
                 self._lose(error)
                 return

@@ -61,7 +61,7 @@ class Service:
         self._buffers: list[Buffer] = []
         self._generation = 0  # of layouts
         self._handled = 0  # the highest serial number of a buffer that was taken
-        self._taken = _Taken(0, [], 0)
+        self._taken = _Taken(0, [], 0, 0)
         self._part_ns = 2**62
         self._events: list[Any] = []
         self._options: dict[int, str] = {}
@@ -89,11 +89,15 @@ class Service:
                 self._work.put(None)
                 self._wait_for(worker)
         self._send({"closed": True})
+        # what the recorder has not taken yet goes with this process
+        while self._flush() and self._is_alive():
+            time.sleep(_POLL / 10)
 
     def _serve(self, worker: threading.Thread) -> None:
         ended = False
         while not ended:
             wait_readable(self._channel.fileno(), _POLL)
+            self._flush()
             is_alive = self._is_alive()
             # looked at first: what belongs to these entries, such as their snapshots, is among the messages then
             there = self._in_use()
@@ -148,6 +152,8 @@ class Service:
                 self._handled = int(buffer.head[SERIAL])
             self._give_back([self._generation, content])
         elif kind == "layout":
+            # a handing over that was interrupted has not told of the buffer that was in use
+            self._take_left()
             layout, self._generation = Layout.from_json(content["tables"]), content["generation"]
             descriptor = self._channel.descriptor()
             try:
@@ -183,7 +189,7 @@ class Service:
         keeper = self._keeper
         assert keeper is not None
         serial, stopped = int(buffer.head[SERIAL]), int(buffer.head[STOPPED])
-        before = self._taken if self._taken.serial == serial else _Taken(serial, [0] * len(counts), 0)
+        before = self._taken if self._taken.serial == serial else _Taken(serial, [0] * len(counts), 0, 0)
         if counts == before.counts and not self._events:
             return
         tables: dict[str, Any] = {}
@@ -209,7 +215,7 @@ class Service:
         part = Part(tables, rows, spans, started, max(started, stopped), self._events, options)
         if not _is_whole(buffer, serial, counts):
             return  # the recorder has given it up meanwhile, and tells of that
-        self._taken = _Taken(serial, counts, part.stopped)
+        self._taken = _Taken(serial, counts, part.stopped, time.monotonic_ns())
         self._events = []
         self._options = {number: text for number, text in self._options.items() if number >= resets}
         self._put(lambda: keeper.add(part), part.nbytes)
@@ -242,6 +248,7 @@ class Service:
         done = self._disk.done
         while worker.is_alive():
             worker.join(_PROGRESS)
+            self._flush()
             if self._disk.done != done:
                 done = self._disk.done
                 self._send({"progress": True})
@@ -250,15 +257,17 @@ class Service:
         keeper = self._keeper
         if keeper is None:
             return
-        left = sorted((int(each.head[SERIAL]), each.number) for each in self._buffers)
-        for serial, number in left:
-            buffer = self._buffers[number]
-            if serial > self._handled and (buffer.counts.any() or self._events):
-                self._take_part(buffer, buffer.counts.tolist())
+        self._take_left()
         if how == "killed" and self._is_ring:
             now = time.monotonic_ns()
             self._put(lambda: keeper.trigger(Found(row, now, KILLED)))
         self._put(lambda: keeper.close(how, text, row))
+
+    def _take_left(self) -> None:
+        """Takes what is in buffers that were not handed over."""
+        for buffer in sorted(self._buffers, key=lambda each: int(each.head[SERIAL])):
+            if buffer.head[SERIAL] > self._handled and (buffer.counts.any() or self._events):
+                self._take_part(buffer, buffer.counts.tolist())
 
     def _rows(self) -> int:
         """Returns how many rows there are so far."""
@@ -267,7 +276,8 @@ class Service:
     def _watch(self, there: _InUse | None) -> None:
         """Takes a part that is late, and triggers once when the loop has not made a step for too long."""
         if there is not None:
-            since = self._taken.moment if self._taken.serial == there.serial else int(there.buffer.head[STARTED])
+            # not by what it has: a step that only talks to links, or notes without a step, move no row's end
+            since = self._taken.when if self._taken.serial == there.serial else int(there.buffer.head[STARTED])
             if time.monotonic_ns() - since >= self._part_ns + _LATE * 1e9:
                 self._take_in_use(there)
         if self._watchdog is None:
@@ -325,6 +335,14 @@ class Service:
             except OSError:  # nobody is there to be told
                 return
 
+    def _flush(self) -> bool:
+        """Offers what the recorder has not taken yet; returns whether something is left, and somebody there."""
+        if self._channel.waiting:
+            with self._sending, contextlib.suppress(OSError):
+                self._channel.flush()
+                return self._channel.waiting > 0
+        return False
+
 
 class _Progress(Disk):
     """A disk that counts what it has done of that which takes long.
@@ -352,11 +370,13 @@ class _Taken:
         serial: of the buffer.
         counts: entries of each table.
         moment: up to which [ns], 0 if nothing was.
+        when: it was taken [ns].
     """
 
     serial: int
     counts: list[int]
     moment: int
+    when: int
 
 
 @dataclass(frozen=True)

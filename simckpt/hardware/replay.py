@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -13,12 +14,14 @@ import numpy as np
 
 from simckpt import provenance, state
 from simckpt.arguments import checked_whole
-from simckpt.errors import ConfigurationError, DamageWarning, VersionWarning
+from simckpt.errors import ConfigurationError, DamageWarning, SimckptError, StateMismatchError, VersionWarning
+from simckpt.hardware.all_links import disarm_others
 from simckpt.hardware.calls import Call, calls, entry_of
 from simckpt.hardware.columns import number
-from simckpt.hardware.course import Course
 from simckpt.hardware.differences import Differences, ReplayDifference, ReplayReport, compare, without_models
 from simckpt.hardware.link import Link, devices_out_of_reach, links_of
+from simckpt.hardware.measuring import Signals, measured
+from simckpt.hardware.playable_rows import PlayableRows
 from simckpt.hardware.recorder import Recorder
 from simckpt.hardware.reset_arguments import UNKNOWN, options_of, seed_of
 from simckpt.hardware.session import TIME, Session
@@ -28,7 +31,6 @@ from simckpt.hardware.time_series import Excerpt
 from simckpt.hardware.what_if import Models, Policy, WhatIf, play_what_if
 from simckpt.sim.environment import StandaloneEnvHandle
 from simckpt.sim.loading import load_or_put_back
-from simckpt.state.tables import mapped
 from simckpt.storage.session_records import SnapshotRecord
 
 Tree = Any
@@ -39,9 +41,16 @@ class Replay:
     """Plays stretches of a session: from the nearest snapshot before, with the recorded actions and readings.
 
     From its construction to its end the env's links are in the hands of the replay: no connection is opened or used,
-    nothing is ever sent to a device, also by steps of your own in between; afterwards the links are disarmed. Where a
+    nothing is ever sent to a device, also by steps of your own in between; afterwards the links are disarmed. So is
+    every other link of the process that no recorder has, once, when the replay is made: the env may hold one where
+    nobody finds it, such as in a closure or as a global; `link.arm()` where another device is to go on. Where a
     model was recorded in place of a device (`Simulated`), it is part of the env, and is played again itself; where a
     device was, the env may have any link of that name and those values, a `Simulated` as well.
+
+    In the thread that plays, the env cannot reach a device by other links either, which the session does not know: that
+    raises LinkDisarmedError. Threads that the env starts, and devices that it reaches without a `Link`, are out of the
+    replay's sight: build the env without them. One that speaks to its device while it is made has done so before there
+    is a replay; make it within `simckpt.hardware.link.devices_out_of_reach()`, as the command line does.
 
     Args:
         session: what was recorded.
@@ -91,6 +100,7 @@ class Replay:
             link.disarm()
             self._taken[name] = (link.observer, link.source)
         self.take_links()
+        disarm_others(self.links.values())
         # what an env makes when it is reset is in the states of the record: it has to be here, too
         with contextlib.suppress(Exception), devices_out_of_reach():
             env.reset()
@@ -136,20 +146,27 @@ class Replay:
             ConfigurationError: neither or both are given, or no snapshot leads to that row (the message names those
                 that there are); or the replay was closed.
             StateMismatchError: the session is of another env; the message lists what differs, and nothing was changed.
+            StateMismatchError: also where the env raised on the way, and had not when it was recorded.
             DamagedError: what was recorded cannot be trusted.
         """
         self._begin()
-        snapshot = self._course.snapshot_for(row := self._row_of(row, seconds))
+        snapshot = self._playable.snapshot_for(row := self._row_of(row, seconds))
         for _ in self._play(snapshot, row):
             pass
+        if self._raised:
+            error = self._raised[0]
+            raise StateMismatchError(
+                f"session {self.session.name!r}: row {row} is not reached: at row {error.row} {error}, and had not "
+                "when it was recorded"
+            ) from error.__cause__
         return self._report([])
 
     def run(self, start: int | None = None, stop: int | None = None) -> ReplayReport:
         """Plays rows and compares: observations, rewards, flags, commands, and the full state at every later snapshot.
 
         What differs does not end it: the next row goes on from what the env made of this one. Rows that were lost are
-        passed over, up to the next snapshot; so are those after a call that raised, or whose record is not whole, and
-        the report says where that was.
+        passed over, up to the next snapshot; so are those after a call that raised, then or now, or whose record is not
+        whole, and the report says where that was.
 
         Args:
             start: the first row; by default that of the first snapshot. The rows from the snapshot before are played
@@ -161,28 +178,25 @@ class Replay:
             StateMismatchError, DamagedError: as for `go_to`.
         """
         self._begin()
-        wanted = self._course.wanted(start, stop)
-        skipped = []
-        for stretch in self._course.stretches(wanted):
-            snapshot = self._course.leading_to(stretch.start) or self._course.first_in(stretch)
-            if snapshot is None:
-                skipped.append(stretch)
-                continue
-            if snapshot.row > stretch.start:
-                skipped.append(range(stretch.start, snapshot.row))
-            for _ in self._play(snapshot, stretch.stop):
+        there = self._playable
+        wanted = there.wanted(start, stop)
+        snapshot = there.leading_to(wanted.start) or there.first_in(wanted)
+        if snapshot is not None:
+            for _ in self._play(snapshot, wanted.stop):
                 pass
-        if not self._played:
+        if snapshot is None or not any(map(len, self._played)):
             raise ConfigurationError(
                 f"session {self.session.name!r} has no snapshot to play rows {wanted.start} to {wanted.stop - 1} from",
                 keys=["start"],
             )
-        return self._report([*skipped, *self._course.missing_in(wanted)])
+        before = there.there_in(range(wanted.start, snapshot.row))
+        return self._report([*before, *there.missing_in(wanted)])
 
     def steps(self, start: int | None = None, stop: int | None = None) -> Iterator[int]:
         """Goes to a row, plays from there on, and yields the number of each row after it was played.
 
-        Between two rows the env may be looked at, and rendered. Raises as `go_to`.
+        Between two rows the env may be looked at, and rendered. Rows that `run` passes over are not yielded: those that
+        were lost, and those behind them up to the next snapshot. Raises as `go_to`.
 
         Args:
             start: the first row; by default that of the first snapshot.
@@ -190,35 +204,33 @@ class Replay:
         """
         self._begin()
         if start is None:
-            start = next((each.row for each in self._course.snapshots if each.row in self._course.rows), None)
-        wanted = self._course.wanted(start, stop)
-        for row in self._play(self._course.snapshot_for(wanted.start), wanted.stop):
+            start = self._playable.first_row()
+        wanted = self._playable.wanted(start, stop)
+        for row in self._play(self._playable.snapshot_for(wanted.start), wanted.stop):
             if row >= wanted.start:
                 yield row
 
     def measure(
         self,
-        signals: Mapping[str, Callable[[gym.Env[Any, Any], Mapping[str, Any]], Any]],
+        signals: Signals,
         start: int | None = None,
         stop: int | None = None,
     ) -> Excerpt:
         """Returns what nobody recorded: signals of the env after each row, from a replay. Raises as `go_to`.
+
+        The table of rows has those that were played and no others, see `steps`; `differences` tells whether they were
+        played exactly. No device is in reach of the functions.
 
         Args:
             signals: as for a `Recorder`: {name: function of the env and the step's info that returns numbers, of the
                 same shape each time}, such as `{"contact_force": simckpt.hardware.contact_force}`.
             start: the first row; by default that of the first snapshot.
             stop: one behind the last row; by default the end of the session.
+
+        Raises:
+            ConfigurationError: a function returned no numbers, or some of another shape than before.
         """
-        rows, found = [], []
-        for row in self.steps(start, stop):
-            rows.append(row)
-            found.append({name: np.array(function(self.env, self.info)) for name, function in signals.items()})
-        first, last = (rows[0], rows[-1] + 1) if rows else (0, 0)
-        tables = self.session.read(start=first, stop=last)
-        if rows:
-            tables["rows"]["signals"] = mapped(lambda *arrays: np.stack(arrays), *found)
-        return Excerpt(self.session.name, self.session.started, self.session.links, tables)
+        return measured(self, signals, start, stop)
 
     def what_if(
         self,
@@ -234,7 +246,8 @@ class Replay:
         """Returns what another policy would have done from a moment on, against a model of the device.
 
         Time is that of the model: a row takes as long as it usually did, and nothing waits. The same call has the same
-        result every time. The links stay in the hands of the replay; play or go to another row afterwards.
+        result every time. The links stay in the hands of the replay, and no device is in reach of the policy and
+        the model; play or go to another row afterwards.
 
         Args:
             policy: `policy(observation)` returns an action.
@@ -266,11 +279,13 @@ class Replay:
 
     def capture(self) -> Any:
         """Returns the state of the env."""
-        return self._handle.capture()
+        with devices_out_of_reach():
+            return self._handle.capture()
 
     def apply(self, saved: Any) -> None:
         """Restores a state of the env; its links stay in the hands of the replay."""
-        load_or_put_back(self._handle, saved, "env")
+        with devices_out_of_reach():
+            load_or_put_back(self._handle, saved, "env")
         self.take_links()
 
     # where to start
@@ -288,20 +303,22 @@ class Replay:
             raise ConfigurationError(
                 f"the replay of session {self.session.name!r} was closed, and its links are given back: make another"
             )
-        self._course = Course(self.session)
+        self._playable = PlayableRows(self.session)
         self._differences = Differences()
         self._compared = 0
         self._played: list[range] = []
-        self._lost: list[int] = []
+        self._passed_over: list[range] = []
+        self._raised: list[_EnvRaised] = []
         self._first: SnapshotRecord | None = None
 
     def _report(self, skipped: list[range]) -> ReplayReport:
-        skipped = sorted([*skipped, *(range(row, row + 1) for row in self._lost)], key=lambda each: each.start)
+        skipped = sorted([*skipped, *self._passed_over], key=lambda each: each.start)
         rows = tuple(each for each in self._played if len(each))
         order = 0 if self._first is None else self._first.order
-        breaks = self._course.breaks_between(order, max((each.stop for each in (*rows, *skipped)), default=0))
+        breaks = self._playable.breaks_between(order, max((each.stop for each in (*rows, *skipped)), default=0))
+        breaks += tuple(f"row {error.row:,}: {error}, and had not when it was recorded" for error in self._raised)
         # from there on, so told once
-        threads = self._course.threads_before(max((each.stop for each in rows), default=0))
+        threads = self._playable.threads_before(max((each.stop for each in rows), default=0))
         name, found = self.session.name, self._differences.all()
         return ReplayReport(name, rows, self._compared, found, tuple(skipped), breaks, threads)
 
@@ -313,40 +330,59 @@ class Replay:
 
     def _play(self, snapshot: SnapshotRecord, stop: int) -> Iterator[int]:
         """Restores a snapshot, plays the rows up to `stop`, and yields the number of each after it was played."""
-        later = [each for each in self._course.snapshots if each.order > snapshot.order and each.row <= stop]
-        later.sort(key=lambda each: each.order)
+        behind = [each for each in self._playable.snapshots if each.order > snapshot.order and each.row <= stop]
+        later = deque(sorted(behind, key=lambda each: each.order))
         # behind each of them what was recorded goes on from another state: that of the next snapshot
-        breaks = [event for event in self._course.breaks if event.order > snapshot.order]
-        played = snapshot.order
+        breaks = deque(each for each in self._playable.breaks if each.last > snapshot.order)
+        played = known_from = snapshot.order
         for tape in self._tapes.values():
             tape.clear()
         self._restore(snapshot)
 
         def is_broken(order: int) -> bool:
-            return any(played < event.order < order for event in breaks)
+            nonlocal known_from
+            while breaks and breaks[0].first <= order:
+                known_from = max(known_from, breaks.popleft().last)
+            return played < known_from
 
         for call in calls(self.session, snapshot, stop, self._tapes):
             while later and later[0].order < call.order:
-                each = later.pop(0)
+                each = later.popleft()
                 if is_broken(each.order):
                     self._restore(each)
                 else:
                     self._compare_state(each)
                 played = each.order
             if is_broken(call.order):
-                if not call.reset:
-                    self._lost.append(call.row)
+                self._pass_over(call)
                 continue
             self._play_loose(call.order)
-            if call.reset:
-                self._reset(call)
-            else:
-                self._step(call)
+            try:
+                if call.reset:
+                    self._reset(call)
+                else:
+                    self._step(call)
+            except _EnvRaised as error:
+                self._raised.append(error)
+                self._pass_over(call)
+                known_from = max(known_from, call.order)
+                continue
+            if not call.reset:
                 self._played[-1] = range(self._played[-1].start, call.row + 1)
                 yield call.row
         for each in later:
             if not is_broken(each.order):
                 self._compare_state(each)
+
+    def _pass_over(self, call: Call) -> None:
+        for tape in self._tapes.values():
+            tape.skip(call.order)
+        if call.reset:
+            return
+        if self._passed_over and self._passed_over[-1].stop == call.row:
+            self._passed_over[-1] = range(self._passed_over[-1].start, call.row + 1)
+        else:
+            self._passed_over.append(range(call.row, call.row + 1))
 
     def _restore(self, snapshot: SnapshotRecord) -> None:
         self._first = self._first or snapshot
@@ -410,10 +446,26 @@ class Replay:
     def _tapes_running(self, call: Call) -> Iterator[None]:
         for tape in self._tapes.values():
             tape.begin(call.row, call.finished)
-        with devices_out_of_reach():
-            yield
-        for tape in self._tapes.values():
-            tape.end()
+        try:
+            with devices_out_of_reach():
+                yield
+        except SimckptError:
+            raise
+        except Exception as error:
+            self._note("error", None)
+            text = f"the env's {'reset' if call.reset else 'step'} raised {type(error).__name__}: {error}"
+            raise _EnvRaised(call.row, text) from error
+        finally:
+            for tape in self._tapes.values():
+                tape.end()
+
+
+class _EnvRaised(Exception):
+    """The env raised in a call that had not raised when it was recorded."""
+
+    def __init__(self, row: int, text: str) -> None:
+        super().__init__(text)
+        self.row = row
 
 
 def _checked_links(session: Session, env: gym.Env[Any, Any], links: Mapping[str, Link] | None) -> dict[str, Link]:

@@ -96,7 +96,8 @@ def _is_json(value: Any) -> bool:
 def _packed(encoded: Encoded) -> dict[str, Any]:
     leaves = {}
     for path, leaf in encoded.leaves.items():
-        data = np.ascontiguousarray(leaf.data)
+        # ascontiguousarray would give an array without dimensions one
+        data = np.asarray(leaf.data, order="C")
         bits = base64.b64encode(data.reshape(-1).view(np.uint8).tobytes()).decode()
         leaves[path] = [leaf.dtype, list(leaf.shape), leaf.kind, data.dtype.str, list(data.shape), bits]
     return {"structure": encoded.structure.decode(), "leaves": leaves}
@@ -105,6 +106,8 @@ def _packed(encoded: Encoded) -> dict[str, Any]:
 def _unpacked(packed: Any) -> tuple[dict[str, Leaf], bytes]:
     leaves = {}
     for path, (dtype, shape, kind, stored, stored_shape, bits) in packed["leaves"].items():
+        # where there is no dimension, an earlier simckpt has written one
+        stored_shape = [] if (shape, stored_shape) == ([], [1]) else stored_shape
         array = np.frombuffer(base64.b64decode(bits, validate=True), np.dtype(stored)).reshape(stored_shape)
         leaves[path] = Leaf(array.copy(), dtype, tuple(shape), kind)
     return leaves, packed["structure"].encode()

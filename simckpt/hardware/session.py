@@ -22,7 +22,7 @@ from simckpt.errors import (
     StoreError,
 )
 from simckpt.hardware.reset_arguments import options_of
-from simckpt.hardware.tables import GROUPS, TABLES, Array, check_tables, cut, joined, needed, selected
+from simckpt.hardware.session_tables import GROUPS, TABLES, Array, check_tables, cut, joined, needed, selected
 from simckpt.storage import archived_sessions, names
 from simckpt.storage.session_gaps import parts_between
 from simckpt.storage.session_records import (
@@ -293,7 +293,7 @@ class Session:
 
         A table is a nested dict of arrays whose first axis are its entries; observations that are dicts or tuples are
         dicts or tuples of arrays. All tables have `order`, one counter of all that was recorded, and `row`, the number
-        of the call of `step` that was in progress, or came next.
+        of the call of `step` that was in progress, or came next. A session that has no part yet has no tables either.
 
         Args:
             columns: paths or beginnings of paths, such as `["rows/reward", "readings/motor"]`; all if None.

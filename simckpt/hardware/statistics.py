@@ -9,7 +9,7 @@ import numpy as np
 from simckpt.hardware import timing
 from simckpt.hardware.arrivals import Arrivals, Statistics
 from simckpt.hardware.session import NOTHING, READING
-from simckpt.hardware.tables import Array, needed
+from simckpt.hardware.session_tables import Array, needed
 from simckpt.storage import names
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from simckpt.errors import StateMismatchError
 from simckpt.hardware.differences import distance, same_bits
 from simckpt.hardware.reading import Reading
 from simckpt.hardware.session import NOTHING, READING, TIME
-from simckpt.hardware.tables import needed
+from simckpt.hardware.session_tables import needed
 
 if TYPE_CHECKING:
     from simckpt.hardware.link import Link

@@ -12,7 +12,7 @@ import numpy as np
 from simckpt.errors import LeafNotFoundError
 from simckpt.hardware import timing
 from simckpt.hardware.session import READING
-from simckpt.hardware.tables import cut, needed
+from simckpt.hardware.session_tables import cut, needed
 from simckpt.storage import names
 from simckpt.storage.session_records import LinkRecord
 

@@ -36,8 +36,8 @@ def export_video(
     """Writes a video of some rows, and returns its path; nothing is replaced.
 
     It is made from a replay, so the env's links are disarmed afterwards, and nothing is sent to a device. Each frame
-    shows the state after the last row that had begun by then. MuJoCo needs OpenGL: on a machine without a display, set
-    `MUJOCO_GL=egl` or `MUJOCO_GL=osmesa` before Python starts.
+    shows the state after the first row that began then or later; of rows that a replay passes over there is none.
+    MuJoCo needs OpenGL: on a machine without a display, set `MUJOCO_GL=egl` or `MUJOCO_GL=osmesa` before Python starts.
 
     Args:
         session: what was recorded.

@@ -17,8 +17,8 @@ from simckpt.hardware.differences import ReplayReport
 from simckpt.hardware.link import Link, devices_out_of_reach
 from simckpt.hardware.reading import Reading
 from simckpt.hardware.session import NOTHING, READING, Session
+from simckpt.hardware.session_tables import Array, needed
 from simckpt.hardware.simulated import Model, Simulated
-from simckpt.hardware.tables import Array, needed
 from simckpt.hardware.time_series import Excerpt, Series, link_table
 from simckpt.hardware.timing import seconds
 from simckpt.state.reseeding import reseed
@@ -161,7 +161,8 @@ def play_what_if(
     try:
         for name, link in replay.links.items():
             if name in devices:
-                _lead(session, devices[name], name, start - lead, start)
+                with devices_out_of_reach():
+                    _lead(session, devices[name], name, start - lead, start)
                 link.source = _Modelled(devices[name], link, clock.started)
             link.observer = notebooks[name]
         rows, ended = _roll(replay, policy, clock, steps)
@@ -198,7 +199,8 @@ def _roll(replay: Replay, policy: Policy, clock: _Clock, steps: int) -> tuple[di
     observation, ended = replay.observation, False
     usual = _usual_action(replay.session, clock.row)
     while len(lines) < steps and not ended:
-        action = policy(observation)
+        with devices_out_of_reach():
+            action = policy(observation)
         _check_action(action, usual)
         started = clock.now()
         with devices_out_of_reach():

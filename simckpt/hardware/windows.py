@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simckpt.hardware.tables import cut
+from simckpt.hardware.session_tables import cut
 
 if TYPE_CHECKING:
     from simckpt.hardware.session import Session

@@ -15,8 +15,8 @@ from simckpt.errors import (
     SessionNotFoundError,
     SimckptError,
     StorageError,
-    StoreError,
 )
+from simckpt.fallbacks import has_archive
 from simckpt.maintenance.findings import Affected, Finding, Report
 from simckpt.maintenance.lineage import MISSING
 from simckpt.storage import StoreFiles, names, sessions
@@ -91,7 +91,7 @@ def fetched_sessions(store: StoreFiles, report: Report, *, dry_run: bool) -> lis
         try:
             if not unreachable:
                 archive = archive or Archive(store)
-                if not archive.bring_session_back(name, dry_run=dry_run):
+                if not archive.fetch_session(name, dry_run=dry_run):
                     continue
         except (ArchiveDamagedError, CheckpointNotFoundError, SessionNotFoundError, DamagedError):
             continue  # the archive does not have it either, or nothing here says which one it is
@@ -117,14 +117,6 @@ def _affected(report: Report, kind: str) -> Iterator[Affected]:
     for finding in report.damage:
         if finding.kind == kind:
             yield from finding.affected
-
-
-def has_archive(store: StoreFiles) -> bool:
-    """Returns whether a store has an archive, as far as that can be read."""
-    try:
-        return store.archive() is not None
-    except StoreError:
-        return True  # whose record is damaged
 
 
 def gap(finding: Finding) -> int | None:

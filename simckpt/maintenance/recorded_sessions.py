@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from simckpt.errors import (
 )
 from simckpt.maintenance.findings import DAMAGE, FOREIGN, LEFTOVER, UNCHECKED, Notes, problem
 from simckpt.storage import StoreFiles, TombstoneRecord, archived, archived_sessions, sessions, state_file
+from simckpt.storage.session_ending import is_being_begun
 from simckpt.storage.sessions import Bundle, SessionFiles
 
 T = TypeVar("T")
@@ -47,7 +49,7 @@ def examine_sessions(store: StoreFiles, notes: Notes, *, quick: bool, advance: A
     for name in names:
         found = _examined(store, name, quick, advance)
         home = store.path / sessions.SESSIONS / name
-        if found.findings and ((home / "writer").exists() or (home / archived_sessions.ARCHIVED_FILE).exists()):
+        if found.findings and ((home / "writer").exists() or (home / sessions.ARCHIVED_FILE).exists()):
             # parts are merged while it is written, and arrays leave for the archive: what is wrong is so on a second
             # look as well
             again = _examined(store, name, quick, lambda nbytes: None)
@@ -80,6 +82,7 @@ def _examined(store: StoreFiles, name: str, quick: bool, advance: Advance) -> No
     notes.count(records=1)
     bundles: list[tuple[str, Bundle]] = []
     closed = _read(store, notes, f"{where}/{sessions.CLOSED_FILE}", files.closed)
+    is_ended = closed is not None or bool(notes.findings)
     notes.count(records=closed is not None)
     for numbers in _read(store, notes, f"{where}/{sessions.PARTS}", files.part_numbers) or ():
         folder = f"{sessions.PARTS}/{numbers[0]:08d}-{numbers[1]:08d}"
@@ -119,7 +122,9 @@ def _examined(store: StoreFiles, name: str, quick: bool, advance: Advance) -> No
         size = sum(file.size for file in record.files)
         notes.count(nbytes=size)
         advance(size)
-    if closed is None and not os.path.lexists(files.path / sessions.CLOSED_FILE) and not files.is_written():
+    is_left = not (is_ended or files.is_written() or is_being_begun(files, now=time.time()))
+    # by now somebody may have closed it
+    if is_left and not os.path.lexists(files.path / sessions.CLOSED_FILE):
         text = "nobody records it any more, and nobody has closed it"
         notes.add(LEFTOVER, "unfinished session", where, text, advice=_UNFINISHED)
     _examine_covered(files, notes, where)
@@ -131,7 +136,7 @@ def _examine_small(store: StoreFiles, files: SessionFiles, notes: Notes, where: 
     """Verifies what lies beside the recording: what is known of a copy in the archive, and a pin."""
     name = files.record.name
     read = functools.partial(archived_sessions.read_archived_session, store.path, name)
-    noted = _read(store, notes, f"{where}/{archived_sessions.ARCHIVED_FILE}", read, kind="archive")
+    noted = _read(store, notes, f"{where}/{sessions.ARCHIVED_FILE}", read, kind="archive")
     notes.count(records=noted is not None)
     pin = functools.partial(archived_sessions.read_pin, files)
     data = _read(store, notes, f"{where}/{archived_sessions.PIN}", pin, advice=_PIN)

@@ -24,6 +24,7 @@ from simckpt.errors import (
     StorageError,
     StoreError,
 )
+from simckpt.fallbacks import has_archive
 from simckpt.maintenance.bringing_back import (
     BACK,
     IN_SESSIONS,
@@ -33,7 +34,6 @@ from simckpt.maintenance.bringing_back import (
     fetched_sessions,
     folder_of,
     gap,
-    has_archive,
 )
 from simckpt.maintenance.check import Scope, Tell, check, opened
 from simckpt.maintenance.findings import OUT_OF_PLACE, Affected, Finding, Report

@@ -10,7 +10,7 @@ import numpy as np
 from simckpt.errors import ConfigurationError, LeafNotFoundError
 from simckpt.hardware import timing
 from simckpt.hardware.session import Session
-from simckpt.hardware.tables import needed
+from simckpt.hardware.session_tables import needed
 from simckpt.hardware.time_series import Recorded, Series, link_table, names_of, series, series_of
 from simckpt.plots import figures
 
@@ -152,7 +152,12 @@ def contact_forces(session: Recorded, env: Any = None, *, start: int | None = No
     note = "" if len(shown) == len(found) else f"the {len(shown)} largest of {len(found)}"
     made = figures.figure(f"{session.name}: contact forces", x=SECONDS, y="force [N]", note=note)
     for place, each in enumerate(shown):
-        _line(made, each, 0, figures.color(place), name=each.name.removeprefix("signals/contact_force") or "force")
+        name = each.name.removeprefix("signals/contact_force") or "force"
+        # rows that were lost, or could not be played
+        gaps = np.flatnonzero(np.diff(each.rows) > 1) + 1
+        seconds, values, rows = _opened(each.seconds, each.values, each.rows, gaps)
+        drawn = Series(each.name, seconds, rows, values)
+        _line(made, drawn, 0, figures.color(place), name=name)
     made.update_layout(showlegend=len(shown) > 1)
     return made
 
@@ -355,7 +360,11 @@ def _broken(x: Array, y: Array, rows: Array) -> tuple[Array, Array, Array]:
     if not len(apart):
         return x, y, rows
     # the mean, for what comes in bursts has a median of almost nothing
-    gaps = np.flatnonzero(apart > GAP * float(apart.mean())) + 1
+    return _opened(x, y, rows, np.flatnonzero(apart > GAP * float(apart.mean())) + 1)
+
+
+def _opened(x: Array, y: Array, rows: Array, gaps: Array) -> tuple[Array, Array, Array]:
+    """Returns a curve with a gap before each of some points."""
     return np.insert(x, gaps, x[gaps]), np.insert(y.astype(np.float64), gaps, np.nan), np.insert(rows, gaps, rows[gaps])
 
 

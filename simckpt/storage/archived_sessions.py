@@ -7,6 +7,7 @@ evicted if it has an `archived.json` that names a state file which is not here.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import time
@@ -21,6 +22,7 @@ from simckpt.storage.archived import ARCHIVED_LIMIT, Copied
 from simckpt.storage.index import INDEX_FILE
 from simckpt.storage.records import COMMIT_LIMIT
 from simckpt.storage.sessions import (
+    ARCHIVED_FILE,
     CLOSED_FILE,
     MODEL_FILE,
     MODELS,
@@ -34,7 +36,7 @@ from simckpt.storage.sessions import (
     SessionFiles,
 )
 
-ARCHIVED_FILE, PIN = "archived.json", "pin"
+PIN = "pin"
 REMOVED = "removed"  # in `archive/`
 _STATE = state_file.STATE_FILE
 _FILE = re.compile(
@@ -189,7 +191,9 @@ def pin_session(root: Path, name: str, *, disk: durable.Disk | None = None) -> N
         with work.WorkFolders(disk, root).made() as made:
             durable.write_record(disk, made / PIN, pin_bytes(files.record.id))
             durable.publish_file(disk, made / PIN, files.path / PIN)
-    sessions.read_session(root, name)  # again: a pruner may have been quicker
+    # again: a pruner may have been quicker
+    if sessions.read_session(root, name).id != files.record.id:
+        raise SessionNotFoundError(f"session {name!r} was removed meanwhile, and another one has its name")
 
 
 def unpin_session(root: Path, name: str, *, disk: durable.Disk | None = None) -> None:
@@ -217,21 +221,70 @@ def read_pin(files: SessionFiles) -> bytes | None:
     return data
 
 
-def note_removed(disk: durable.Disk, works: work.WorkFolders, root: Path, name: str) -> None:
+@dataclass(frozen=True)
+class RemovedSession:
+    """`archive/removed/<id>.json`: that a session was removed here.
+
+    Attributes:
+        session: its id.
+        name: its name.
+        end: digest of its last record, which says which of several ends it had, that copies of a store may have given
+            it; None if it had none, or none that could be read.
+        any_end: whether nobody knows, as an earlier version has written the note.
+    """
+
+    session: str
+    name: str
+    end: str | None = None
+    any_end: bool = False
+
+
+def note_removed(disk: durable.Disk, works: work.WorkFolders, root: Path, name: str) -> str | None:
     """Notes that a session is about to be removed, for the archive to remove its copy; without an archive nothing.
 
     The note counts once there is no session of that id here any more.
+
+    Returns:
+        The id of the session, if that was noted.
     """
     if not os.path.lexists(root / archived.ARCHIVE / archived.ARCHIVE_FILE):
-        return
+        return None
     session = identity(root, name)
     if session is None:
-        return  # nothing says which: the next pass tells of the copy, if there is one
+        return None  # nothing says which: the next pass tells of the copy, if there is one
     folder = durable.make_folders(disk, root, archived.ARCHIVE, REMOVED)
     with works.made() as made:
-        fields = {"session": session, "name": name, "removed": sealed.time_to_json(time.time())}
-        durable.write_record(disk, made / f"{session}.json", sealed.seal("removed", fields))
+        fields = {"session": session, "name": name, "end": _end(root, name, session)}
+        data = sealed.seal("removed", {**fields, "removed": sealed.time_to_json(time.time())})
+        durable.write_record(disk, made / f"{session}.json", data)
         durable.replace_file(disk, made / f"{session}.json", folder / f"{session}.json")
+    return session
+
+
+def read_end(root: Path, name: str, *, session: str | None = None) -> bytes | None:
+    """Returns the last record of a session, or None if there is none, or it cannot be trusted."""
+    path = root / SESSIONS / name / CLOSED_FILE
+    with contextlib.suppress(StoreError, FileNotFoundError):
+        data = reader.read_small(root, SESSIONS, name, CLOSED_FILE, limit=session_records.RECORD_LIMIT, path=path)
+        session_records.parse_closed(data, path, session=session)
+        return data
+    return None
+
+
+def end_digest(data: bytes) -> str:
+    """Returns the digest of a last record, as manifests have it."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _end(root: Path, name: str, session: str) -> str | None:
+    data = read_end(root, name, session=session)
+    if data is not None:
+        return end_digest(data)
+    with contextlib.suppress(StoreError):
+        record = read_archived_session(root, name)
+        if record is not None and record.session == session:
+            return record.files[CLOSED_FILE].digest
+    return None
 
 
 def identity(root: Path, name: str) -> str | None:
@@ -242,15 +295,12 @@ def identity(root: Path, name: str) -> str | None:
         record = read_archived_session(root, name)
         if record is not None:
             return record.session
-    path = root / SESSIONS / name / CLOSED_FILE
-    with contextlib.suppress(StoreError, FileNotFoundError):
-        data = reader.read_small(root, SESSIONS, name, CLOSED_FILE, limit=session_records.RECORD_LIMIT, path=path)
-        return session_records.parse_closed(data, path).session
-    return None
+    data = read_end(root, name)
+    return None if data is None else session_records.parse_closed(data, CLOSED_FILE).session
 
 
-def read_removed(root: Path, session: str) -> str | None:
-    """Returns the name of a session whose removal is noted, or None; raises DamagedError or FormatError."""
+def read_removed(root: Path, session: str) -> RemovedSession | None:
+    """Returns the note of the removal of a session, or None; raises DamagedError or FormatError."""
     path = root / archived.ARCHIVE / REMOVED / f"{session}.json"
     try:
         data = reader.read_small(root, archived.ARCHIVE, REMOVED, path.name, limit=COMMIT_LIMIT, path=path)
@@ -259,30 +309,37 @@ def read_removed(root: Path, session: str) -> str | None:
     fields = sealed.unseal(data, "removed", path=path)
     if fields.id("session") != session:
         raise FormatError(f"{path} is the note of session {fields.id('session')}: a file was renamed or copied")
-    return fields.text("name", names.RUN_NAME)
+    any_end = "end" not in fields.content
+    end = None if any_end else fields.optional("end", fields.digest)
+    return RemovedSession(session, fields.text("name", names.RUN_NAME), end, any_end)
 
 
-def removed(root: Path) -> dict[str, str]:
-    """Returns {id: name} of the sessions whose removal is noted and that are not here; damaged notes are left out."""
+def noted_here(root: Path) -> dict[str, str]:
+    """Returns {id: name} of the sessions whose removal is noted and that are here: it was taken back, or not done."""
+    noted_ids = {session for session, _ in notes(root)}
+    if not noted_ids:
+        return {}
+    here = {identity(root, name): name for name in sessions.session_names(root)}
+    return {session: name for session, name in here.items() if session is not None and session in noted_ids}
+
+
+def removed(root: Path) -> list[RemovedSession]:
+    """Returns the notes of the sessions that were removed and are not here; damaged notes are left out."""
     listed, here = sessions.session_names(root), set()
     for name in listed:
         session = identity(root, name)
         if session is None:
-            return {}  # it may be one of them
+            return []  # it may be one of them
         here.add(session)
-    found = {}
+    found = []
     for session, _ in notes(root):
         with contextlib.suppress(DamagedError, FormatError):
-            noted_name = read_removed(root, session)
-            if noted_name is not None:
-                found[session] = noted_name
-    gone = {session: name for session, name in found.items() if session not in here}
-    # a folder that has lost its record may be the one: a kill comes between a note and the removal
-    return {session: name for session, name in gone.items() if name in listed or not _is_folder(root, name)}
-
-
-def _is_folder(root: Path, name: str) -> bool:
-    return os.path.lexists(root / SESSIONS / name)
+            note = read_removed(root, session)
+            # a folder that has lost all its records may be the one: a kill comes between a note and the removal
+            is_gone = note is not None and (note.name in listed or not os.path.lexists(root / SESSIONS / note.name))
+            if note is not None and is_gone and session not in here:
+                found.append(note)
+    return found
 
 
 def notes(root: Path) -> Iterator[tuple[str, Path]]:
@@ -306,11 +363,3 @@ def forget_removed(disk: durable.Disk, root: Path, session: str) -> None:
         with reader.opened_folder(root, archived.ARCHIVE, REMOVED):
             disk.unlink(path)
         durable.sync_folder(disk, path.parent)
-
-
-def opened_session(root: Path, name: str) -> SessionFiles | None:
-    """Returns a session, or None if there is none of that name; raises DamagedError or FormatError."""
-    try:
-        return SessionFiles(root, name)
-    except SessionNotFoundError:
-        return None

@@ -274,12 +274,12 @@ def publish_folder(disk: Disk, source: Path, target: Path) -> None:
         # rename would replace an empty folder
         if os.path.lexists(target):
             raise ConflictError(f"{target} exists already: another writer was first")
-        identity = _identity(source)
+        identity = file_identity(source)
         try:
             disk.rename(source, target)
         except OSError as error:
             # over NFS a repeated request may report failure after success: what counts is what is there
-            if _identity(target) != identity:
+            if file_identity(target) != identity:
                 if error.errno in _TAKEN:
                     raise ConflictError(f"{target} exists already: another writer was first") from error
                 raise
@@ -291,7 +291,8 @@ def publish_folder(disk: Disk, source: Path, target: Path) -> None:
             raise
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path) -> tuple[int, int] | None:
+    """Returns device and inode of what a path names, which no rename changes; None if nothing can be looked at."""
     try:
         status = path.lstat()
     except OSError:

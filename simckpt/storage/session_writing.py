@@ -8,6 +8,7 @@ covers others, by its name, before these go: at every instant a reader finds eac
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -359,11 +360,11 @@ class SessionWriter:
             durable.write_record(self._disk, prepared.folder / file, record.to_bytes())
             durable.sync_folder(self._disk, prepared.folder)
             self._claim.verify()
-            identity = _identity(prepared.folder)
+            identity = durable.file_identity(prepared.folder)
             try:
                 durable.publish_folder(self._disk, prepared.folder, target)
             except StorageError:
-                if identity is not None and _identity(target) == identity:
+                if identity is not None and durable.file_identity(target) == identity:
                     self._unsure = target, identity
                 raise
         except BaseException:
@@ -377,7 +378,7 @@ class SessionWriter:
         if self._unsure is None:
             return
         target, identity = self._unsure
-        if _identity(target) == identity:
+        if durable.file_identity(target) == identity:
             with self._works.made() as away, durable.translated(target):
                 self._disk.rename(target, away / target.name)
         self._unsure = None
@@ -440,17 +441,10 @@ def claimed(
         return claims.take(disk, folder, works.make, clock=clock, reserve=reserve)
     except RunLockedError as error:
         where = f"process {error.pid} on {error.host}" if error.pid else "several processes"
-        raise RunLockedError(
-            f"session {folder.name!r} is being recorded by {where}", host=error.host, pid=error.pid
-        ) from error
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+        is_closed = os.path.lexists(folder / CLOSED_FILE)
+        what = "being recorded" if not is_closed else "brought back, evicted, compacted or removed at this moment"
+        message = f"session {folder.name!r} is {what} by {where}"
+        raise RunLockedError(message, host=error.host, pid=error.pid) from error
 
 
 def _form(tree: Any) -> Any:

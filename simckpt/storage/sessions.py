@@ -29,6 +29,7 @@ from simckpt.storage.session_records import ClosedRecord, ModelRecord, PartRecor
 SESSIONS = "sessions"
 PARTS, SNAPSHOTS, MODELS = "parts", "snapshots", "models"
 SESSION_FILE, CLOSED_FILE = "session.json", "closed.json"
+ARCHIVED_FILE = "archived.json"  # written once it is closed, and there is a copy in an archive
 PART_FILE, SNAPSHOT_FILE, MODEL_FILE = "part.json", "snapshot.json", "model.json"
 RECORD = "record"  # the component of a part
 FEATURE = "sessions"  # what a store requires of its readers once a session of it has an origin
@@ -47,11 +48,11 @@ class Bundle(Protocol):
 
 
 def session_names(root: Path) -> list[str]:
-    """Returns the names of a store's sessions, sorted; a folder without a record is none."""
+    """Returns the names of a store's sessions, sorted; also of one that has lost its record and holds anything else."""
     try:
         with reader.opened_folder(root, SESSIONS) as folder:
             found = _listed(folder, root / SESSIONS)
-            return sorted(name for name in found if names.is_run_name(name) and _has_record(folder, name))
+            return sorted(name for name in found if names.is_run_name(name) and _is_session(folder, name))
     except FileNotFoundError:
         return []
 
@@ -85,9 +86,15 @@ class SessionFiles:
         try:
             return read()
         except DamagedError as error:
-            if self._fallback is None or not self._fallback(self.path.name, error):
+            if self._fallback is None:
                 raise
-        return read()
+            came, told = self._fallback(self.path.name, error), error
+        try:
+            return read()  # also if nothing came: another reader may have been quicker
+        except DamagedError:
+            if came:
+                raise
+            raise told from None
 
     def closed(self) -> ClosedRecord | None:
         """Returns how it ended; None if it goes on, or was killed."""
@@ -98,7 +105,13 @@ class SessionFiles:
             return None
 
     def _closed(self, path: Path) -> ClosedRecord:
-        data = reader.read_small(self.path, CLOSED_FILE, limit=session_records.RECORD_LIMIT, path=path)
+        try:
+            data = reader.read_small(self.path, CLOSED_FILE, limit=session_records.RECORD_LIMIT, path=path)
+        except FileNotFoundError as error:
+            if not os.path.lexists(self.path / ARCHIVED_FILE):
+                raise
+            message = f"{path} is gone: the session is in an archive, and was closed: `simckpt session fetch` brings it"
+            raise DamagedError(message, path=path) from error
         return session_records.parse_closed(data, path, session=self.record.id)
 
     def is_written(self) -> bool:
@@ -415,6 +428,9 @@ def read_session(root: Path, name: str) -> SessionRecord:
         data = reader.read_small(root, SESSIONS, name, SESSION_FILE, limit=records.RECORD_LIMIT, path=path)
     except FileNotFoundError as error:
         known = session_names(root)
+        if name in known and not os.path.lexists(path):
+            message = f"{path} is gone; what else there is of the session is still there"
+            raise DamagedError(message, path=path) from error
         near = difflib.get_close_matches(name, known, 3) or known[:3]
         hint = f"did you mean {', '.join(near)}?" if near else "it has none yet"
         raise SessionNotFoundError(f"the store {root} has no session {name!r}; {hint}") from error
@@ -468,11 +484,15 @@ def _listed(folder: int, path: Path) -> list[str]:
         raise StorageError(f"{path} cannot be listed: {error.strerror}") from error
 
 
-def _has_record(sessions: int, name: str) -> bool:
-    try:
-        os.stat(f"{name}/{SESSION_FILE}", dir_fd=sessions, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return False
-    except OSError as error:
-        raise StorageError(f"{SESSIONS}/{name} cannot be looked at: {error.strerror}") from error
-    return True
+def _is_session(sessions: int, name: str) -> bool:
+    for inner in (SESSION_FILE, CLOSED_FILE, ARCHIVED_FILE, PARTS, SNAPSHOTS, MODELS):
+        try:
+            os.stat(f"{name}/{inner}", dir_fd=sessions, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        except (NotADirectoryError, PermissionError):
+            return False
+        except OSError as error:
+            raise StorageError(f"{SESSIONS}/{name} cannot be looked at: {error.strerror}") from error
+        return True
+    return False

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from simckpt.errors import DamagedError, FormatError, RunLockedError, SessionNotFoundError, StoreError
+from simckpt.errors import (
+    DamagedError,
+    FormatError,
+    RunLockedError,
+    SessionNotFoundError,
+    StorageError,
+    StorageFullError,
+    StoreError,
+)
 from simckpt.storage import (
     archived_sessions,
     claims,
@@ -19,9 +28,21 @@ from simckpt.storage import (
     session_writing,
     sessions,
 )
-from simckpt.storage.archived_sessions import ARCHIVED_FILE, PIN, ArchivedSession
-from simckpt.storage.sessions import CLOSED_FILE, MODELS, PARTS, SESSIONS, SNAPSHOTS, SessionFiles, covering
+from simckpt.storage.archived_sessions import PIN, ArchivedSession, RemovedSession
+from simckpt.storage.sessions import (
+    ARCHIVED_FILE,
+    CLOSED_FILE,
+    MODELS,
+    PARTS,
+    SESSIONS,
+    SNAPSHOTS,
+    SessionFiles,
+    covering,
+)
 from simckpt.storage.store_tiers import Incoming, StoreTiers
+
+_PATIENCE = 60.0  # [s] for others who bring the same session back: their files are named, and synced
+_POLL = 0.05  # [s]
 
 
 class StoreSessions(StoreTiers):
@@ -50,14 +71,58 @@ class StoreSessions(StoreTiers):
         return self.path / SESSIONS / names.check_run_name(name)
 
     def write_archived_session(self, record: ArchivedSession) -> None:
-        """Notes that a verified copy of a session is in the archive; raises StorageError if the disk refuses."""
+        """Notes that a verified copy of a session is in the archive.
+
+        Raises:
+            SessionNotFoundError: it was removed.
+            RunLockedError: somebody changes it at this moment.
+            StorageError: the disk refused.
+        """
         folder = self.session_folder(record.name)
-        quarantine.check_inside(self.path, SESSIONS, record.name)
-        if self.session(record.name).record.id != record.session:
-            raise FormatError(f"session {record.name!r} is another one than {record.session}: nothing was noted")
-        with self._works.made() as made:
+        with self._claimed_session(record.name, record.session), self._works.made() as made:
             durable.write_record(self._disk, made / ARCHIVED_FILE, record.to_bytes())
             durable.replace_file(self._disk, made / ARCHIVED_FILE, folder / ARCHIVED_FILE)
+
+    @contextlib.contextmanager
+    def _claimed_session(self, name: str, session: str, *, patience: float = 0.0) -> Iterator[None]:
+        """Holds the claim on the session of an id for the block, without which no other takes its place.
+
+        Args:
+            name: of the session.
+            session: its id.
+            patience: how long to wait for others who bring it back, evict or remove it [s].
+
+        Raises:
+            SessionNotFoundError: it was removed, and perhaps another one has its name.
+            RunLockedError: somebody else has the claim.
+            StorageError: the disk refused.
+        """
+        folder, until = self.session_folder(name), time.monotonic() + patience
+        quarantine.check_inside(self.path, SESSIONS, name)
+        while True:
+            try:
+                claim = session_writing.claimed(self._disk, folder, self._works, self._clock, reserve=False)
+                break
+            except RunLockedError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_POLL)
+            except (FormatError, StorageError):
+                if not os.path.lexists(folder):
+                    raise SessionNotFoundError(f"session {name!r} was removed meanwhile") from None
+                raise
+        try:
+            self._check_identity(name, session)
+            yield
+        finally:
+            with contextlib.suppress(StorageError):  # it counts as given back all the same
+                claim.release()
+
+    def _check_identity(self, name: str, session: str) -> None:
+        if archived_sessions.identity(self.path, name) != session:
+            raise SessionNotFoundError(
+                f"session {name!r} of id {session} was removed meanwhile; what has its name now was not changed"
+            )
 
     def evict_session(self, name: str) -> None:
         """Removes the arrays of a session that the archive has; all its records and indexes stay.
@@ -65,19 +130,25 @@ class StoreSessions(StoreTiers):
         Raises:
             SessionNotFoundError: it was removed.
             FormatError: nothing here says that it is in the archive; nothing was removed.
+            RunLockedError: somebody else is at work with it.
             StorageError: the disk refused.
         """
         files = self.session(name)
         record = archived_sessions.noted(files)
         if record is None or files.closed() is None:
             raise FormatError(f"session {name!r} is not in the archive: it is not evicted")
-        for state in record.states:
-            path = files.path / state
-            with durable.translated(path), contextlib.suppress(FileNotFoundError):
-                # a store removes nothing behind a symbolic link
-                with reader.opened_folder(files.path, *state.split("/")[:-1]):
-                    self._disk.unlink(path)
-                durable.sync_folder(self._disk, path.parent)
+        with contextlib.ExitStack() as stack:
+            # on a disk that is too full for a claim this is what makes room: there each file is looked at alone
+            with contextlib.suppress(StorageFullError):
+                stack.enter_context(self._claimed_session(name, record.session))
+            for state in record.states:
+                self._check_identity(name, record.session)
+                path = files.path / state
+                with durable.translated(path), contextlib.suppress(FileNotFoundError):
+                    # a store removes nothing behind a symbolic link
+                    with reader.opened_folder(files.path, *state.split("/")[:-1]):
+                        self._disk.unlink(path)
+                    durable.sync_folder(self._disk, path.parent)
 
     @contextlib.contextmanager
     def incoming_session(self, name: str, folders: Collection[str], *, note: bytes | None = None) -> Iterator[Incoming]:
@@ -112,7 +183,8 @@ class StoreSessions(StoreTiers):
             StorageError: the disk refused; there is no such session.
         """
         home = incoming.folder
-        if sessions.read_session(home.parent.parent, name).origin is not None:
+        record = sessions.read_session(home.parent.parent, name)
+        if record.origin is not None:
             session_writing.require_feature(self._disk, self._works, self.path)
         if pin is not None:
             durable.write_record(self._disk, home / PIN, pin)
@@ -123,26 +195,34 @@ class StoreSessions(StoreTiers):
             durable.sync_folder(self._disk, folder)
         durable.sync_folder(self._disk, home)
         durable.publish_folder(self._disk, home, durable.make_folders(self._disk, self.path, SESSIONS) / name)
+        with contextlib.suppress(StorageError):  # that it was removed is taken back; else the next pass sees to it
+            self.forget_removed(record.id)
 
-    def replace_in_session(self, incoming: Incoming, name: str, files: Collection[str]) -> None:
+    def replace_in_session(self, incoming: Incoming, name: str, files: Collection[str], *, session: str) -> None:
         """Puts verified files in the places of those that are damaged or gone in a session, `closed.json` last.
 
         A folder that lies in the place of a file goes into quarantine; nothing is written behind a symbolic link.
 
+        Args:
+            incoming: with these files.
+            name: of the session.
+            files: their paths below its folder.
+            session: its id.
+
         Raises:
-            SessionNotFoundError: it was removed meanwhile.
+            SessionNotFoundError: it was removed meanwhile; another one of its name is as it was.
+            RunLockedError: somebody else has been at work with it for long.
             StorageError: the disk refused; what was replaced is good.
         """
         home = self.session_folder(name)
-        if not os.path.lexists(home):
-            raise SessionNotFoundError(f"session {name!r} was removed meanwhile")
-        for file in sorted(files, key=lambda each: each == CLOSED_FILE):
-            *folders, last = file.split("/")
-            quarantine.check_inside(self.path, SESSIONS, name, *folders)
-            target = durable.make_folders(self._disk, home, *folders) / last
-            if target.is_dir() and not target.is_symlink():
-                quarantine.put_aside(self._disk, self.path, str(target.relative_to(self.path)))
-            durable.replace_file(self._disk, incoming.folder / file, target)
+        with self._claimed_session(name, session, patience=_PATIENCE):
+            for file in sorted(files, key=lambda each: each == CLOSED_FILE):
+                *folders, last = file.split("/")
+                quarantine.check_inside(self.path, SESSIONS, name, *folders)
+                target = durable.make_folders(self._disk, home, *folders) / last
+                if target.is_dir() and not target.is_symlink():
+                    quarantine.put_aside(self._disk, self.path, str(target.relative_to(self.path)))
+                durable.replace_file(self._disk, incoming.folder / file, target)
 
     def take_pin(self, name: str, data: bytes) -> None:
         """Pins a session as elsewhere; raises DamagedError or FormatError if these bytes do not say so."""
@@ -157,19 +237,40 @@ class StoreSessions(StoreTiers):
         """Ends the protection of a session, if there is one; raises SessionNotFoundError or StorageError."""
         archived_sessions.unpin_session(self.path, name, disk=self._disk)
 
-    def remove_session(self, name: str) -> None:
+    def remove_session(self, name: str, *, id: str | None = None, unless_pinned: bool = False) -> None:
         """Removes a session that nobody records; the archive's next pass removes its copy.
 
+        Args:
+            name: of the session.
+            id: of the session that is meant: another one of that name stays.
+            unless_pinned: whether one that is pinned stays.
+
         Raises:
-            SessionNotFoundError: there is none of that name.
+            SessionNotFoundError: there is none of that name, or it is another one.
+            ConflictError: it is pinned, and stays for that.
             RunLockedError: a process is recording it.
             StorageError: the disk refused; it is there as before, or gone.
         """
-        session_ending.remove_session(self.path, name, disk=self._disk)
+        session_ending.remove_session(self.path, name, disk=self._disk, id=id, unless_pinned=unless_pinned)
 
-    def removed_sessions(self) -> dict[str, str]:
-        """Returns {id: name} of the sessions that were removed here, and perhaps not yet in the archive."""
+    def removed_sessions(self) -> list[RemovedSession]:
+        """Returns the notes of the sessions that were removed here, and perhaps not yet in the archive."""
         return archived_sessions.removed(self.path)
+
+    def forget_taken_back(self) -> None:
+        """Forgets the notes of removals whose sessions are here: they came back, or a kill kept them here.
+
+        One that somebody is removing at this moment keeps its note.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        for session, name in archived_sessions.noted_here(self.path).items():
+            with (
+                contextlib.suppress(RunLockedError, SessionNotFoundError),
+                self._claimed_session(name, session),
+            ):
+                self.forget_removed(session)
 
     def forget_removed(self, session: str) -> None:
         """Notes that the archive has nothing of a removed session any more; raises StorageError."""

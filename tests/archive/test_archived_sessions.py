@@ -20,6 +20,7 @@ from simckpt.errors import (
 from simckpt.policies import KeepBest, KeepEvery, KeepLast
 from simckpt.storage import StoreFiles, sealed
 from simckpt.storage.session_records import OriginRecord
+from simckpt.storage.session_writing import SessionWriter
 
 FILES = [
     "session.json",
@@ -144,13 +145,6 @@ def test_damage_here_comes_back_when_it_is_read(tmp_path, file, how):
         flip_leaf(path)
     else:
         flip(path)
-    if (file, how) == ("session.json", "gone"):
-        with pytest.raises(SessionNotFoundError):  # a folder without a record is no session
-            simckpt.Store(files.path).session("a")
-        archive(files, tmp_path / "archive").fetch_session("a")
-    if file == "closed.json" and how == "gone":
-        assert simckpt.Store(files.path).session("a").status == "unfinished"  # so its end is: `fetch` brings it
-        archive(files, tmp_path / "archive").fetch_session("a")
     session = simckpt.Store(files.path).session("a")
     assert session.closed is not None
     session.read()
@@ -219,7 +213,7 @@ def test_what_is_removed_here_goes_there_its_end_first_and_its_manifest_last(tmp
     assert order[0] == "place/sessions/a/closed.json"
     assert order[-1] == "place/sessions/a/archived.json"
     assert not [name for name in fake.objects if "/a/" in name]
-    assert files.removed_sessions() == {}
+    assert files.removed_sessions() == []
     assert mover.move().removed_sessions == []
     with pytest.raises(SessionNotFoundError):
         mover.fetch_session("a")
@@ -253,6 +247,21 @@ def test_a_removal_that_was_killed_after_its_note_removes_nothing_there(tmp_path
     assert mover.move().removed_sessions == [], "a folder without its record may be the one"
     (tmp_path / "aside").rename(files.path / "sessions/a/session.json")
     assert kept(tmp_path / "archive") == before
+    assert_kept_there_when_it_is_lost_here(files, mover, tmp_path / "archive")
+
+
+def assert_kept_there_when_it_is_lost_here(files, mover, place) -> None:
+    """What is lost without a removal is told by each pass, and stays in the archive."""
+    mover.move()
+    before = of(kept(place), "a")
+    shutil.rmtree(files.path / "sessions/a")
+    for _ in range(2):
+        moved = mover.move()
+        assert moved.removed_sessions == []
+        assert "session fetch" in moved.problems[0]
+    assert of(kept(place), "a") == before != {}
+    mover.fetch_session("a")
+    assert_reads(files.path, "a")
 
 
 def test_a_removed_session_can_be_fetched_until_the_next_pass(tmp_path):
@@ -265,6 +274,90 @@ def test_a_removed_session_can_be_fetched_until_the_next_pass(tmp_path):
     assert kept(files.path) == before
     assert mover.move().removed_sessions == []
     assert kept(tmp_path / "archive") == before
+    assert_kept_there_when_it_is_lost_here(files, mover, tmp_path / "archive")
+
+
+def test_a_note_is_forgotten_by_the_pass_that_finds_its_session_here(tmp_path):
+    """Whichever way it came here: the note of a damaged session as well, and one of a pinned session."""
+    from simckpt.storage.archived_sessions import note_removed
+
+    files = filled(tmp_path / "store", "a", "b")
+    mover = archive(files, tmp_path / "archive")
+    mover.move()
+    note_removed(files._disk, files._works, files.path, "a")
+    note = files.path / f"archive/removed/{1:032x}.json"
+    flip(files.path / "sessions/a/session.json")
+    flip(note)
+    mover.move()
+    assert not note.exists()
+    assert_kept_there_when_it_is_lost_here(files, mover, tmp_path / "archive")
+
+
+def two_ends(tmp_path) -> list[StoreFiles]:
+    """Copies of a store in which one session was ended twice, once in each."""
+    files = filled(tmp_path / "a")
+    add_session(files, "x", 1).release()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for number, name in enumerate("ab"):
+        with SessionWriter(tmp_path / name, "x", clock=lambda number=number: 1.8e9 + number) as writer:
+            writer.close()
+    return [StoreFiles.open(tmp_path / name, disk=files._disk) for name in "ab"]
+
+
+@pytest.mark.parametrize("damage", [None, "archived.json", "closed.json"])
+def test_removing_one_of_two_ends_leaves_the_other_one_in_the_archive(tmp_path, damage):
+    one, other = two_ends(tmp_path)
+    add_session(one, "y", 2).close()
+    archive(one, tmp_path / "archive", 1).move()
+    assert states(one.path, "x") == []
+    before = of(kept(tmp_path / "archive"), "x")
+    (problem,) = archive(other, tmp_path / "archive").move().problems[:1]
+    assert "`simckpt session remove` it" in problem
+    if damage == "archived.json":
+        flip(tmp_path / "archive/sessions/x/archived.json")
+    elif damage:
+        flip(other.path / "sessions/x/closed.json")
+    other.remove_session("x")
+    moved = archive(other, tmp_path / "archive").move()
+    assert moved.removed_sessions == []
+    assert any("another end" in each for each in moved.problems)
+    assert of(kept(tmp_path / "archive"), "x") == before
+    assert_reads(one.path, "x")
+    # the one that is there is removed by whoever removes that one
+    one.remove_session("x")
+    assert archive(one, tmp_path / "archive").move().removed_sessions == ["x"]
+    assert of(kept(tmp_path / "archive"), "x") == {}
+
+
+def test_what_nothing_says_whose_it_is_stays_in_the_archive(tmp_path):
+    files = filled(tmp_path / "store", "a")
+    mover = archive(files, tmp_path / "archive")
+    mover.move()
+    for file in ("archived.json", "session.json"):
+        flip(tmp_path / "archive/sessions/a" / file)
+    before = kept(tmp_path / "archive")
+    files.remove_session("a")
+    for _ in range(2):
+        moved = mover.move()
+        assert moved.removed_sessions == []
+        assert any("says whose" in each for each in moved.problems)
+    assert kept(tmp_path / "archive") == before
+
+
+@pytest.mark.parametrize("file", ["session.json", "closed.json"])
+def test_records_that_are_gone_here_are_told_and_come_back(tmp_path, file):
+    files = filled(tmp_path / "store", "a", "b")
+    archive(files, tmp_path / "archive").move()
+    before, store = kept(files.path), simckpt.Store(files.path)
+    (files.path / "sessions/a" / file).unlink()
+    report = store.check()
+    assert [each.path for each in report.damage if each.path.endswith(".json")] == [f"sessions/a/{file}"]
+    assert not report.of("leftover")
+    assert [each.text for each in store.repair(dry_run=True).actions] == ["comes back from the archive"]
+    done = store.repair()
+    assert [(each.path, each.done) for each in done.actions] == [("sessions/a", True)]
+    assert kept(files.path) == before
+    assert store.check()
 
 
 def test_pins_are_mirrored(tmp_path):

@@ -22,6 +22,9 @@ from simckpt.storage import StoreFiles
 LOST = "parts/00000001-00000003/state.h5"
 
 
+# what the slow tests claim of every request and change; of these few it shows no more than that they can be run
+
+
 def test_a_mover_killed_at_some_requests_loses_nothing(tmp_path):
     tried, found = kill_at_every_request(tmp_path, every=61)
     assert found == []

@@ -7,12 +7,23 @@ import pytest
 from archive_helpers import RUN
 from archive_helpers import filled as runs
 from session_archives import add_session, archive, assert_reads, filled, kept, of, states
+from session_helpers import write_part
 from test_archived_sessions import FILES, flip
 
 import simckpt
+from simckpt.archive.contents import require_sessions
+from simckpt.archive.objects import Objects
+from simckpt.archive.places import parse_place
 from simckpt.archive.session_transfer import SessionTransfer
-from simckpt.errors import ArchiveDamagedError, ConflictError, DamagedError, SessionNotFoundError
-from simckpt.storage import StoreFiles
+from simckpt.errors import (
+    ArchiveDamagedError,
+    ConflictError,
+    DamagedError,
+    SessionNotFoundError,
+    UnsupportedFormatError,
+)
+from simckpt.storage import StoreFiles, sealed
+from simckpt.storage.session_ending import close_session
 from simckpt.storage.session_records import OriginRecord
 from simckpt.storage.session_writing import SessionWriter
 
@@ -201,6 +212,97 @@ def test_a_session_that_was_ended_on_both_sides_is_not_mixed(tmp_path):
         other.pull_session(tmp_path / "place", "x")
     path.write_bytes(data)
     assert (kept(other.path), kept(tmp_path / "place")) == (here, there)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_session_of_another_end_is_not_all_there(tmp_path, verify):
+    """A copy of the store, taken while it was recorded, has closed it early: neither end passes for the other."""
+    files = StoreFiles.create(tmp_path / "a")
+    with add_session(files, "x", 1) as writer:
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        shutil.rmtree(tmp_path / "b/sessions/x/writer")
+        write_part(writer, 12, 16)
+        writer.close()
+    one, other = simckpt.Store(tmp_path / "a"), simckpt.Store(tmp_path / "b")
+    close_session(other.path, "x")
+    other.push_session("x", tmp_path / "place")
+    there = kept(tmp_path / "place")
+    with pytest.raises(ConflictError, match="ended once here"):
+        one.push_session("x", tmp_path / "place", verify=verify)
+    here = kept(one.path)
+    with pytest.raises(ConflictError, match="ended once here"):
+        one.pull_session(tmp_path / "place", "x", verify=verify)
+    with pytest.raises(ConflictError, match="ended once here"):
+        one.pull(tmp_path / "place", verify=verify)
+    assert (kept(one.path), kept(tmp_path / "place")) == (here, there)
+
+
+def test_what_a_kill_has_left_of_a_merge_is_no_other_end(tmp_path):
+    store = simckpt.Store(filled(tmp_path / "a", "x").path)
+    store.push_session("x", tmp_path / "place")
+    parts = store.path / "sessions/x/parts"
+    shutil.copytree(parts / "00000001-00000003", parts / "00000001-00000001")
+    flip(store.path / "sessions/x/closed.json")
+    assert store.pull_session(tmp_path / "place", "x").repaired
+    assert store.session("x").closed is not None
+
+
+def test_damage_here_keeps_no_session_and_no_run_from_being_pushed(tmp_path):
+    store = with_run(tmp_path / "a")
+    store.run(RUN).checkpoints()[0].branch("child")
+    flip(store.path / f"runs/{RUN}/checkpoints/00000002/state.h5")
+    with pytest.raises(DamagedError, match="all others were brought"):
+        store.push("child", tmp_path / "place")
+    assert (tmp_path / "place/sessions/driven/closed.json").exists()
+    assert (tmp_path / "place/runs/child/run.json").exists()
+
+
+@pytest.mark.parametrize("file", ["parts/00000001-00000003/part.json", "session.json"])
+def test_sessions_that_cannot_be_read_keep_no_others_from_being_pushed(tmp_path, file):
+    store = with_run(tmp_path / "a")
+    first = store.files.records(RUN)[0]
+    with add_session(store.files, "also", 8, origin=OriginRecord(first.id, RUN, 1, 10)) as writer:
+        writer.close()
+    path = store.path / "sessions/also" / file
+    path.write_bytes(path.read_bytes().replace(b'"version": "0.3"', b'"version": "9.9"'))
+    data = path.read_bytes()
+    path.write_bytes(sealed.resealed(data[: data.index(b',\n "digest"')]))
+    if file == "session.json":  # nobody knows whose it is
+        assert store.push(RUN, tmp_path / "place")[0].sessions == ("driven",)
+    else:
+        with pytest.raises(UnsupportedFormatError, match="all others were brought"):
+            store.push(RUN, tmp_path / "place")
+    assert (tmp_path / "place/sessions/driven/closed.json").exists()
+
+
+def test_a_record_that_is_damaged_there_is_told_by_the_pull_of_a_run(tmp_path):
+    store = with_run(tmp_path / "a")
+    store.push(RUN, tmp_path / "place")
+    flip(tmp_path / "place/sessions/driven/session.json")
+    other = simckpt.Store(tmp_path / "b")
+    with pytest.raises(ArchiveDamagedError, match="everything else was brought"):
+        other.pull(tmp_path / "place", RUN)
+    assert len(other.run(RUN).checkpoints()) == 2
+
+
+def test_an_evicted_session_whose_archive_is_lost_is_pulled_from_elsewhere(tmp_path):
+    files = filled(tmp_path / "a", "x", "y")
+    store = simckpt.Store(files.path)
+    store.push_session("x", tmp_path / "place")
+    archive(files, tmp_path / "archive", 1).move()
+    store.pull(tmp_path / "place")
+    assert states(files.path, "x") == [], "a pull of everything leaves it in the archive"
+    shutil.rmtree(tmp_path / "archive")
+    assert store.pull_session(tmp_path / "place", "x").nbytes > 0
+    assert_reads(files.path, "x")
+
+
+def test_damage_of_a_place_is_not_called_damage_here(tmp_path):
+    files = filled(tmp_path / "a", "x")
+    simckpt.Store(files.path).push_session("x", tmp_path / "place")
+    flip(tmp_path / "place/store.json")
+    with pytest.raises(ArchiveDamagedError, match=r"store\.json"):
+        require_sessions(Objects(parse_place(tmp_path / "place")))
 
 
 def test_a_push_that_was_killed_before_its_end_is_not_there_yet(tmp_path):

@@ -1,7 +1,9 @@
 """The commands on sessions: thin, with JSON for programs, and nothing that starts what is slow."""
 
 import json
+import select
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +153,36 @@ def test_export_writes_what_the_ending_or_the_form_says(
         said = run("export", root, "played", target, *arguments, code=2)
         assert f"{target} cannot be written: there is no folder no; make it first" in said
     assert "there is no folder no" in run("plot", root, "played", "-o", "no/a.html", code=2)
+
+
+HOMING = """
+import replay_helpers
+from simckpt.hardware import UDP, Link
+
+def make_env():
+    env = replay_helpers.cart_pole()
+    env.unwrapped.arm_link = Link(UDP("127.0.0.1:{port}"), command=("force",), name="arm")
+    env.unwrapped.arm_link.{use}
+    return env
+"""
+
+
+@pytest.mark.parametrize("use", ["send([0.5])", "arm()"])
+def test_an_env_that_homes_while_it_is_made_reaches_no_device(
+    pole: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        module = f"homing_{use.partition('(')[0]}"
+        (tmp_path / f"{module}.py").write_text(HOMING.format(port=own.getsockname()[1], use=use))
+        for command in (["plot"], ["export", "--to", "video"]):
+            said = run(command[0], pole.files.root, "played", *command[1:], "--env", f"{module}:make_env", code=2)
+            assert (
+                f"{module}:make_env: the env uses link 'arm' while it is made, and a replay reaches no device" in said
+            )
+        assert not select.select([own], [], [], 0)[0]
+    assert [each.name for each in tmp_path.iterdir() if each.suffix in (".html", ".mp4")] == []
 
 
 def test_close_ends_a_session_that_nobody_writes(tmp_path: Path, pole: Session) -> None:

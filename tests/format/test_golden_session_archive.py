@@ -73,16 +73,22 @@ def test_the_archive_is_a_store_and_can_be_pulled_from(copy: Path) -> None:
         assert_every_bit(other.session(name))
 
 
-def test_the_format_tells_the_keys() -> None:
+def test_the_format_tells_the_keys(copy) -> None:
     document = (Path(sealed.__file__).parent / "FORMAT.md").read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```$", document, re.DOTALL | re.MULTILINE)
     (lines,) = [each for each in blocks if "simckpt removed" in each]
     told = {line.split()[0]: re.findall(r'"([a-z_]+)"(?=[,:}])', line) for line in lines.splitlines()}
-    store = HOME / "store"
+    store = copy / "store"
+    note = "archive/removed/<id>.json"
+    (earlier,) = (store / "archive/removed").iterdir()
     real = {
         "sessions/<name>/archived.json": store / "sessions/evicted/archived.json",
         "sessions/<name>/pin": store / "sessions/pinned/pin",
-        "archive/removed/<id>.json": next((store / "archive/removed").iterdir()),
     }
     for name, path in real.items():
         assert told[name] == list(json.loads(path.read_text()))
+    simckpt.Store(store).files.remove_session("pinned")
+    (written,) = set((store / "archive/removed").iterdir()) - {earlier}
+    assert told[note] == list(json.loads(written.read_text()))
+    # the end came later
+    assert [key for key in told[note] if key != "end"] == list(json.loads(earlier.read_text()))

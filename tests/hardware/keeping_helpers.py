@@ -1,5 +1,6 @@
 """Keepers with disks that fail, and what of it was given to them."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,8 @@ def assert_told_what_is_lost(path: Path, way: str, fault: Fault, at: int) -> Non
     if session.closed is None:
         assert told
         assert session.status in ("unfinished", "recording")
-        closed = close_session(path, name)
+        # not one that may just be begun
+        closed = close_session(path, name, clock=lambda: time.time() + 3600)
         # a claim that could not be given back is as that of a process that was killed
         assert closed.how in ("killed", "refused")
         assert closed.rows is None

@@ -1,5 +1,7 @@
 """Sessions for the tests of replays: envs with a device, what drives them, and sessions that were changed later."""
 
+import dataclasses
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +16,12 @@ import envs
 import simckpt
 from envs.cart_pole_in_the_loop import CartPoleInTheLoopEnv
 from envs.motor import Motor
+from simckpt import state
 from simckpt.hardware import UDP, Link, Recorder, Simulated
 from simckpt.hardware.session import Session
 from simckpt.hardware.wire import COMMAND, READING, Codec
+from simckpt.storage import StoreFiles
+from simckpt.storage.session_writing import SessionWriter, create_session
 
 assert envs  # registers them
 
@@ -145,7 +150,6 @@ class Altered(Session):
         session: what was recorded.
         tables: changes the tables of all rows, in place.
         snapshot: changes what a snapshot holds, given its number, in place.
-        missing: the rows that were lost.
     """
 
     def __init__(
@@ -154,26 +158,74 @@ class Altered(Session):
         *,
         tables: Callable[[dict[str, Any]], None] = lambda tables: None,
         snapshot: Callable[[int, dict[str, Any]], None] = lambda number, saved: None,
-        missing: tuple[range, ...] = (),
     ) -> None:
         super().__init__(session.files)
-        self._tables, self._snapshot, self._missing = session.read(), snapshot, missing
+        self._tables, self._snapshot = session.read(), snapshot
         tables(self._tables)
-
-    @property
-    def missing(self) -> list[range]:
-        return list(self._missing)
 
     def chunks(self, columns: Any = None, *, start: int | None = None, stop: int | None = None) -> Iterator[Any]:
         first, last = self.rows.start if start is None else start, self.rows.stop + 1 if stop is None else stop
         for low in range(first, last, 64):
-            rows = [row for row in range(low, min(low + 64, last)) if not any(row in each for each in self._missing)]
-            yield _chosen(self._tables, rows)
+            yield _chosen(self._tables, list(range(low, min(low + 64, last))))
 
     def snapshot(self, which: Any) -> dict[str, Any]:
         saved = super().snapshot(which)
         self._snapshot(which.number, saved)
         return saved
+
+
+def without(session: Session, path: Path, *lost: tuple[int, int]) -> Session:
+    """Returns a session in another store that has lost what came at some places among all that was recorded.
+
+    Args:
+        session: a whole one.
+        path: of the new store.
+        lost: (first, one behind the last) of these places, in order; a row came when its last command or reading did.
+    """
+    simckpt.Store(path).start("none").close()
+    record = dataclasses.replace(session.record, origin=None)
+    create_session(StoreFiles.open(path), record)
+    for folder in ("models", "snapshots"):
+        shutil.copytree(session.path / folder, path / "sessions" / session.name / folder, dirs_exist_ok=True)
+    tables = {name: table for name, table in session.read().items() if name != "events"}
+    paths = [(name,) if "order" in table else (name, link) for name, table in tables.items() for link in _links(table)]
+    came = {each: _table(tables, each)["order"].copy() for each in paths}
+    rows = tables["rows"]
+    for place, (row, order) in enumerate(zip(rows["row"].tolist(), rows["order"].tolist(), strict=True)):
+        inside = [
+            int(another)
+            for each in paths
+            if len(each) == 2
+            for another in came[each][_table(tables, each)["row"] == row].tolist()
+            if another > order and not any(order < reset <= another for reset in tables["resets"]["order"].tolist())
+        ]
+        came["rows",][place] = max(inside, default=order)
+    stop = 0
+    with SessionWriter(path, session.name) as writer:
+        edges = [0, *(edge for pair in lost for edge in pair), 1 << 60]
+        for low, high in zip(edges[::2], edges[1::2], strict=True):
+            part: dict[str, Any] = {}
+            spans = {}
+            for each in paths:
+                chosen = (came[each] >= low) & (came[each] < high)
+                first = int((came[each] < low).sum())
+                spans["/".join(each)] = (first, first + int(chosen.sum()))
+                group = part.setdefault(each[0], {}) if len(each) == 2 else part
+                group[each[-1]] = _mapped(lambda array, chosen=chosen: array[chosen], _table(tables, each))
+            numbers = part["rows"]["row"]
+            start = int(numbers[0]) if len(numbers) else stop
+            stop = start + len(numbers)
+            writer.write_part(state.encode(part), rows=(start, stop), spans=spans, started=low, stopped=low)
+        writer.close(rows=(0, max(stop, session.rows.stop)))
+    return simckpt.Store(path).session(session.name)
+
+
+def _links(table: Mapping[str, Any]) -> list[str]:
+    return [""] if "order" in table else list(table)
+
+
+def _table(tables: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    return tables[path[0]] if len(path) == 1 else tables[path[0]][path[1]]
 
 
 def _chosen(tables: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:

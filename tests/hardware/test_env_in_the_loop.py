@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
-from hardware_helpers import Loopback, reading, udp_device
+from hardware_helpers import Loopback, link_to, reading, udp_device
 
 import simckpt
 from envs.cart_pole_in_the_loop import CartPoleInTheLoopEnv
@@ -20,6 +21,25 @@ from simckpt.sim import SnapshotEnv
 from simckpt.state.compare import differences
 
 STEPS = 60
+
+
+class CountingEnv(gym.Env[Any, Any]):
+    """Counts its steps."""
+
+    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.count = 0.0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.array([self.count]), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        return np.array([self.count]), 0.0, False, False, {}
+
 
 # restores the run's env into an env that has been elsewhere, and goes on
 FRESH = """
@@ -139,6 +159,37 @@ def test_restoring_an_env_sends_nothing_to_its_device() -> None:
         assert isinstance(kept, Reading)
         assert (kept.values.tolist(), kept.device_time) == ([0.5, 0.25], 11)
         env.close()
+
+
+def test_restoring_a_checkpoint_disarms_links_too_that_an_env_uses_without_holding_them(tmp_path) -> None:
+    elsewhere = link_to(Loopback())  # of the program, as a global
+
+    class Env(CountingEnv):
+        of_the_class = link_to(Loopback(), name="of the class")
+
+        def step(self, action: Any) -> Any:
+            elsewhere.send((1.0,))
+            type(self).of_the_class.send((1.0,))
+            return super().step(action)
+
+    env = Env()
+    planning = SnapshotEnv(CountingEnv())
+    planning.reset(seed=1)
+    kept = planning.state_dict()
+    with simckpt.Store(tmp_path).start("run") as run:
+        run.checkpointer({"env": env}, save_when=simckpt.EverySteps(1)).save(1)
+        checkpoint = run.latest()
+        env.step(0)
+        # a snapshot of another env, as in planning, disarms nobody's links
+        planning.load_state_dict(kept)
+        env.step(0)
+        checkpoint.restore({"env": env})
+    with pytest.raises(LinkDisarmedError):
+        env.step(0)
+    elsewhere.arm()
+    with pytest.raises(LinkDisarmedError):
+        env.step(0)
+    assert [len(link.transport.sent) for link in (elsewhere, Env.of_the_class)] == [3, 2]
 
 
 def test_the_state_of_a_device_fits_a_model_and_not_the_other_way_round() -> None:

@@ -26,7 +26,9 @@ from simckpt import state
 from simckpt.errors import SimckptError
 from simckpt.hardware.losses import AGAIN, Losses
 from simckpt.hardware.triggers import Found, OutOfRange
-from simckpt.storage import claims
+from simckpt.storage import StoreFiles, claims
+from simckpt.storage.session_records import SessionRecord
+from simckpt.storage.session_writing import SessionWriter, create_session
 from simckpt.storage.sessions import session_names
 from simckpt.testing.faults import FaultyDisk, Operation, fail
 
@@ -342,3 +344,86 @@ def test_a_session_that_is_open_is_heard_of_although_nothing_comes(tmp_path) -> 
         keeping.write()
     assert disk.calls == ["touch"]
     keeping.close("closed", "")
+
+
+def test_what_cannot_be_written_for_want_of_memory_is_late_and_not_lost(tmp_path) -> None:
+    def out_of_memory(operation: Operation) -> Any:
+        raise MemoryError
+
+    keeping = keeper(tmp_path, disk := FaultyDisk(), told := [])
+    disk.arm(out_of_memory, at=1, sticky=True)
+    keeping.add(part(0, 3))
+    keeping.add(part(3, 6))
+    disk.arm()
+    keeping.add(part(6, 9))
+    keeping.close("closed", "")
+    assert rows_of(session_of(tmp_path)) == list(range(9))
+    assert told == ["session 'pole' cannot be written for the moment: out of memory"]
+
+
+# another recorder of the same name
+
+
+def others(path: Path) -> bytes:
+    """Records a session that a ring is about to begin, and returns its record."""
+    store = StoreFiles.open(path)
+    create_session(store, SessionRecord("07" * 16, "pole-1", 1.8e9, 0))
+    with SessionWriter(path, "pole-1") as writer:
+        table = {"rows": {"order": np.arange(2), "row": np.arange(2)}}
+        writer.write_part(state.encode(table), rows=(0, 2), spans={"rows": (0, 2)}, started=0, stopped=1)
+        writer.close("closed", "", rows=(0, 2))
+    return (path / "sessions/pole-1/session.json").read_bytes()
+
+
+def test_a_ring_takes_the_next_number_if_another_one_was_quicker(tmp_path) -> None:
+    made: list[bytes] = []
+
+    def quicker(operation: Operation) -> Any:
+        if operation.name == "rename" and Path(operation.arguments[1]).name == "pole-1" and not made:
+            made.append(others(tmp_path))
+            raise FileExistsError(errno.EEXIST, "exists")
+        return operation.perform()
+
+    keeping = keeper(tmp_path, disk := FaultyDisk(), told := [], ring=100.0, after=6.0)
+    keeping.add(part(0, 3))
+    disk.arm(quicker, at=1, sticky=True)
+    keeping.trigger(Found(3, 3 * SECOND, "odd"))
+    keeping.add(part(3, 12))
+    assert made == [(tmp_path / "sessions/pole-1/session.json").read_bytes()]
+    assert session_of(tmp_path, "pole-1").status == "closed"
+    assert rows_of(session_of(tmp_path, "pole-2")) == list(range(12))
+    assert len(told) <= 1
+
+
+def test_a_ring_that_could_not_be_kept_removes_no_session_of_others(tmp_path) -> None:
+    def no_new_one(operation: Operation) -> Any:
+        if operation.name == "rename" and Path(operation.arguments[1]).parent.name == "sessions":
+            raise OSError(errno.EIO, "refused")
+        return operation.perform()
+
+    keeping = keeper(tmp_path, disk := FaultyDisk(), told := [], ring=100.0)
+    keeping.add(part(0, 3))
+    disk.arm(no_new_one, at=1, sticky=True)
+    keeping.trigger(Found(3, 3 * SECOND, "odd"))
+    record = others(tmp_path)
+    keeping.close("closed", "")
+    assert (tmp_path / "sessions/pole-1/session.json").read_bytes() == record
+    assert rows_of(session_of(tmp_path, "pole-1")) == [0, 1]
+    assert "the ring was not kept (odd): the disk refused until the end" in told
+
+
+def test_each_session_of_a_ring_tells_that_another_thread_uses_a_link(tmp_path) -> None:
+    keeping = keeper(tmp_path, FaultyDisk(), [], ring=4.0)
+    first = part(0, 3)
+    first.events.append((7, 1, SECOND, 0, "thread", "link 'motor' was used by another thread"))
+    keeping.add(first)
+    for start in range(3, 30, 3):
+        if start in (3, 15, 24):
+            keeping.trigger(Found(start, start * SECOND, "odd"))
+        keeping.add(part(start, start + 3))
+    keeping.close("closed", "")
+    sessions = [session_of(tmp_path, name) for name in session_names(tmp_path)]
+    told = [[each.row for each in session.events if each.kind == "thread"] for session in sessions]
+    # where it began, or else at the first row
+    assert told == [[1], *([session.rows.start] for session in sessions[1:])]
+    assert len(sessions) == 3

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import signal
 import threading
 import time
 import tracemalloc
@@ -332,6 +333,60 @@ def test_any_thread_may_disarm_at_any_time() -> None:
     assert refused.is_set()
     assert transport.sent == []
     assert transport.closed == 1
+
+
+def test_who_disarms_a_link_is_not_disturbed_by_who_uses_it() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    class Slow(Loopback):
+        def close(self) -> None:
+            super().close()
+            inside.set()
+            assert leave.wait(PATIENCE)
+
+    link = link_to(transport := Slow())
+    link.send([1])
+    raised: list[BaseException] = []
+
+    def stop() -> None:
+        try:
+            link.disarm()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert inside.wait(PATIENCE)
+    with pytest.raises(LinkBusyError):
+        link.send([2])
+    leave.set()
+    thread.join(PATIENCE)
+    assert raised == []
+    assert len(transport.sent) == 1
+    with pytest.raises(LinkDisarmedError):
+        link.send([3])
+
+
+def test_an_interrupt_anywhere_leaves_a_link_that_can_be_used() -> None:
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    link = link_to(Loopback())
+    interrupts = 0
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while interrupts < 400:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0002 + interrupts * 1e-6)
+                while True:
+                    link.send([1])
+                    link.receive_newest()
+            except KeyboardInterrupt:
+                interrupts += 1
+            assert link.send([1]) >= 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_link_that_is_disarmed_while_it_opens_sends_nothing() -> None:

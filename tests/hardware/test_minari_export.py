@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from replay_helpers import Altered, cart_pole, dict_space, record
+from replay_helpers import Altered, cart_pole, dict_space, record, without
 
 from simckpt.errors import ConfigurationError, ConflictError, DamagedError
 from simckpt.hardware import export_minari
@@ -121,19 +121,29 @@ def test_tuples_images_and_discrete_spaces_come_back_bit_for_bit(tmp_path: Path)
 
 def test_rows_after_a_gap_wait_for_the_next_reset(pole: Session, tmp_path: Path) -> None:
     start, _ = spans(pole)[1]
-    lost = range(start + 5, start + 9)
-
-    class Gapped(Altered):
-        def read(self, columns: Any = None, *, start: int | None = None, stop: int | None = None) -> Any:
-            from simckpt.hardware.tables import joined
-
-            return joined([(range(0), each) for each in self.chunks(columns, start=start, stop=stop)], "it")
-
-    found = minari.MinariDataset(export_minari(Gapped(pole, missing=(lost,)), tmp_path / "d") / "data")
+    order = pole.read(["rows/order"])["rows"]["order"].tolist()
+    lossy = without(pole, tmp_path / "s", (order[start + 5], order[start + 9]))
+    found = minari.MinariDataset(export_minari(lossy, tmp_path / "d") / "data")
     lengths = [len(each) for each in found]
     expected = [stop - start for start, stop in spans(pole)]
     expected[1] = 5
     assert lengths == expected
+
+
+def test_rows_after_a_reset_that_was_lost_are_of_no_episode(pole: Session, tmp_path: Path) -> None:
+    """They have a number as if they followed on the rows before."""
+    resets, order = pole.read(["resets"])["resets"], pole.read(["rows/order"])["rows"]["order"].tolist()
+    rows = pole.read(["rows"])["rows"]
+    place = next(
+        place
+        for place, row in enumerate(resets["row"].tolist())
+        if row and not rows["terminated"][row - 1] and not rows["truncated"][row - 1]
+    )
+    row = int(resets["row"][place])
+    lossy = without(pole, tmp_path / "s", (int(resets["order"][place]), order[row]))
+    assert lossy.missing == []
+    found = minari.MinariDataset(export_minari(lossy, tmp_path / "d") / "data")
+    assert [len(each) for each in found] == [stop - start for start, stop in spans(pole) if start != row]
 
 
 def test_nothing_is_left_of_an_export_that_fails_or_was_killed(pole: Session, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A recorder beside other threads and signal handlers: nothing is torn, nothing raises, all rows are exact."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -14,13 +15,26 @@ from typing import Any
 import numpy as np
 import pytest
 from hardware_helpers import PATIENCE
+from interrupt_helpers import interrupted_at
 from recorder_helpers import Counting, Seen, counting
 
 import simckpt
 from simckpt.errors import RecorderBusyError, RecordingWarning
-from simckpt.hardware import Link, OnError, Recorder, Replay, Simulated, recording_messages
+from simckpt.hardware import (
+    Link,
+    OnError,
+    Recorder,
+    Replay,
+    Simulated,
+    link_tables,
+    loop_thread,
+    part_buffers,
+    recording,
+    recording_messages,
+)
 
 ACTION = np.zeros(2, np.float32)
+OURS = (recording, loop_thread, part_buffers, recording_messages)
 
 
 @contextmanager
@@ -308,20 +322,21 @@ def test_a_recorder_may_be_closed_from_anywhere(tmp_path, where) -> None:
         assert len(session.rows) == 30
 
 
-def test_an_interrupt_anywhere_leaves_rows_that_are_whole(tmp_path) -> None:
+def test_an_interrupt_anywhere_ends_nothing_and_leaves_rows_that_are_whole(tmp_path) -> None:
     interrupts = [0]
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
     with warnings.catch_warnings():
+        # it tells of rows that were interrupted
         warnings.simplefilter("ignore", RecordingWarning)
-        with Recorder(counting(), tmp_path, "pole", snapshot_every=None) as env:
+        with Recorder(counting(), tmp_path, "pole", snapshot_every=0.02, part_seconds=0.02) as env:
             env.reset(seed=0)
             stepped = {}
             deadline = time.monotonic() + PATIENCE
             before = signal.signal(signal.SIGALRM, lambda number, frame: interrupt())
-            while interrupts[0] < 60:
+            while interrupts[0] < 100:
                 assert time.monotonic() < deadline
                 try:
                     signal.setitimer(signal.ITIMER_REAL, 0.0005 + interrupts[0] * 1e-5)
@@ -341,14 +356,128 @@ def test_an_interrupt_anywhere_leaves_rows_that_are_whole(tmp_path) -> None:
     rows = session.read(["rows"])["rows"]
     found = dict(zip(rows["row"].tolist(), (each.tobytes() for each in rows["observation"]), strict=True))
     assert len(found) == len(rows["row"])
-    assert all(stepped[row] == observation for row, observation in found.items() if row in stepped)
-    # only those that were interrupted are not there
-    assert len(found) >= env.row - interrupts[0]
-    if session.status == "closed":
-        assert [row in found for row in range(env.row - 20, env.row)] == [True] * 20
-    else:
-        # an interrupt has torn a message to the recording process, which then ends the session as that of a dead one
-        assert session.status == "killed"
+    # only those that were interrupted are not there, and the session tells which
+    assert {row: found.get(row) for row in stepped} == stepped
+    assert (session.status, session.closed.rows) == ("closed", (0, env.row))
+    assert {row for each in session.missing for row in each} == set(range(env.row)) - found.keys()
+    with Replay(session, counting()) as replay:
+        assert replay.run().differences == ()
+
+
+def test_a_trouble_whose_telling_is_interrupted_anywhere_is_told(tmp_path) -> None:
+    class Failing(Counting):
+        fails = False
+
+        def step(self, action: Any) -> Any:
+            if self.fails:
+                failed.add(env.row)
+                raise ZeroDivisionError
+            return super().step(action)
+
+    failed: set[int] = set()
+    number, is_there = 0, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)
+        with Recorder(base := Failing(), tmp_path, "pole", snapshot_every=1e5) as env:
+            env.reset(seed=0)
+            env.step(ACTION.copy())
+
+            def fail() -> None:
+                with contextlib.suppress(ZeroDivisionError):
+                    env.step(ACTION.copy())
+
+            while is_there:
+                number += 1
+                base.fails = True
+                is_there = interrupted_at(number, fail, *OURS)
+                base.fails = False
+                env.step(ACTION.copy())
+    session = simckpt.Store(tmp_path).session("pole")
+    assert len(failed) > 200
+    assert session.status == "closed"
+    assert failed <= {event.row for event in session.events if event.kind in ("error", "unrecorded")}
+
+
+def test_a_reset_that_is_interrupted_anywhere_is_recorded_or_told(tmp_path) -> None:
+    number, is_there = 0, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)
+        with Recorder(counting(), tmp_path, "pole", snapshot_every=1e5) as env:
+            env.reset(seed=0)
+            while is_there:
+                number += 3
+                env.step(ACTION.copy())
+
+                def reset(number: int = number) -> None:
+                    env.reset(seed=number)
+
+                is_there = interrupted_at(number, reset, *OURS)
+                env.step(ACTION.copy())
+    session = simckpt.Store(tmp_path).session("pole")
+    assert number > 200
+    assert (session.status, session.missing) == ("closed", [])
+    with Replay(session, counting()) as replay:
+        assert replay.run().differences == ()
+
+
+def test_a_part_whose_end_is_interrupted_anywhere_loses_nothing_of_links(tmp_path) -> None:
+    number, is_there = 0, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)
+        with Recorder(counting(), tmp_path, "pole", snapshot_every=1e5, part_seconds=1e-9) as env:
+            env.reset(seed=0)
+
+            def step() -> None:
+                env.step(ACTION.copy())
+
+            while is_there:
+                number += 23
+                is_there = interrupted_at(number, step, part_buffers, link_tables)
+                for _ in range(2):
+                    env.step(ACTION.copy())
+    session = simckpt.Store(tmp_path).session("pole")
+    assert number > 200
+    assert session.status == "closed"
+    with Replay(session, counting()) as replay:
+        assert replay.run().differences == ()
+
+
+def test_a_snapshot_that_is_interrupted_anywhere_is_taken_later(tmp_path) -> None:
+    number, is_there = 0, True
+    wanted: list[range] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecordingWarning)
+        with Recorder(counting(), tmp_path, "pole", snapshot_every=1e5) as env:
+            env.reset(seed=0)
+            env.step(ACTION.copy())
+
+            def step() -> None:
+                env.step(ACTION.copy())
+
+            while is_there:
+                number += 11
+                before = env.row
+                env._recording.want_snapshot("asked for")
+                is_there = interrupted_at(number, step, *OURS)
+                env.step(ACTION.copy())
+                wanted.append(range(before, env.row))
+    session = simckpt.Store(tmp_path).session("pole")
+    assert number > 200
+    there = {each.row for each in session.snapshots}
+    assert [each for each in wanted if not there.intersection(each)] == []
+
+
+def test_a_handler_that_interrupts_a_call_of_a_link_between_two_steps_may_close(tmp_path) -> None:
+    base = counting()
+    env = Recorder(base, tmp_path, "pole", snapshot_every=None)
+    env.reset(seed=0)
+    Seen(env).run(5)
+    within = interrupted_at(40, lambda: base.link.send((1.0,)), link_tables, work_then=env.end_session)
+    assert within
+    # no step follows
+    session = simckpt.Store(tmp_path).session("pole")
+    assert (session.status, session.rows) == ("closed", range(5))
+    env.close()
 
 
 @contextmanager

@@ -105,9 +105,12 @@ class Loop:
 
     def hand_over(self) -> None:
         self.channel.send({"part": self.number})
-        if not self.free:
-            self.wait(lambda: bool(self.freed()))
+
+        def is_one_free() -> bool:
             self.free += self.freed()
+            return bool(self.free)
+
+        self.wait(is_one_free)
         self.use()
 
     def freed(self) -> list[int]:
@@ -325,3 +328,76 @@ def test_what_the_buffers_hold_is_written_when_the_recorder_is_gone(tmp_path, wa
     assert rows_of(tmp_path) == list(range(7))
     assert session.status == ("killed" if way == "gone" else "closed")
     assert (session.missing, session.closed.rows) == ([], (0, 7))
+
+
+def test_parts_come_at_their_pace_while_no_row_is_whole_for_long(tmp_path) -> None:
+    began = time.monotonic()
+    with loop(tmp_path, part_seconds=0.3) as recorder:
+        recorder.step(3)
+
+        def is_over() -> bool:
+            # as a step that only talks to links: there is always something new
+            recorder.channel.send({"event": [1, recorder.row, 1, 1, "note", "it goes on"]})
+            return time.monotonic() > began + 1.5
+
+        recorder.wait(is_over)
+        count = len(list((tmp_path / "sessions/pole/parts").iterdir()))
+        # one is taken when it is late by 0.1 s
+        assert 1 <= count <= (time.monotonic() - began) / 0.4 + 1
+        recorder.close()
+
+
+def test_what_the_recorder_did_not_hear_at_once_it_hears_later(tmp_path) -> None:
+    with loop(tmp_path) as recorder:
+        recorder.step(2)
+        for _ in range(5000):
+            # each is answered, and nobody takes the answers
+            recorder.channel.send({"part": recorder.number})
+        deadline = time.monotonic() + PATIENCE
+        while recorder.channel.waiting:
+            assert time.monotonic() < deadline
+            recorder.channel.flush()
+        freed: list[int] = []
+
+        def all_are_there() -> bool:
+            freed.extend(recorder.freed())
+            return len(freed) == 5000
+
+        recorder.wait(all_are_there)
+        recorder.use()
+        recorder.close()
+
+
+def test_rows_of_a_handing_over_that_was_interrupted_are_there(tmp_path) -> None:
+    with loop(tmp_path) as recorder:
+        recorder.step(5)
+        # the recorder goes on in new memory, and has not told of the part
+        descriptor = os.memfd_create("test")
+        os.ftruncate(descriptor, recorder.layout.size)
+        memory = mmap.mmap(descriptor, recorder.layout.size)
+        message = {"tables": recorder.layout.to_json(), "buffers": 1, "generation": 2}
+        recorder.channel.send({"layout": message}, descriptors=[descriptor])
+        os.close(descriptor)
+        recorder.buffers = [recorder.layout.buffer(memory, 0)]
+        recorder.use(0)
+        recorder.step(4)
+        recorder.close()
+    assert rows_of(tmp_path) == list(range(9))
+    assert Session(SessionFiles(tmp_path, "pole")).missing == []
+
+
+def test_a_slow_disk_ends_nothing(tmp_path) -> None:
+    class Busy(FaultyDisk):
+        """A disk whose thread is always sending that a buffer is free while the other one takes messages."""
+
+        def fsync(self, descriptor: int) -> None:
+            time.sleep(0.001)
+            super().fsync(descriptor)
+
+    with loop(tmp_path, Busy(), queued=10 * (8 * SIZE + 32)) as recorder:
+        for number in range(60):
+            recorder.step(10)
+            recorder.channel.send({"event": [number, recorder.row, 1, 1, "note", "it goes on"]})
+            recorder.hand_over()
+        recorder.close()
+    assert rows_of(tmp_path) == list(range(600))

@@ -1,12 +1,13 @@
 """A session is played again without the device: bit for bit, or it is said where not, and nothing is ever sent."""
 
+import contextlib
 import os
 import select
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import numpy as np
 import pytest
 import replay_helpers
 from recorder_helpers import Counting
-from replay_helpers import SNAPSHOTS, STEPS, Altered, ant, cart_pole, device, dict_space, drive, record
+from replay_helpers import SNAPSHOTS, STEPS, Altered, ant, cart_pole, device, dict_space, drive, record, without
 
 import simckpt
 from envs.cart_pole_in_the_loop import CartPoleInTheLoopEnv
 from envs.motor import Motor
 from simckpt.errors import ConfigurationError, LinkDisarmedError, RecordingWarning, StateMismatchError
-from simckpt.hardware import UDP, Link, Recorder, Replay, ReplayReport, contact_force
+from simckpt.hardware import UDP, Link, Recorder, Replay, ReplayReport, contact_force, series
 from simckpt.hardware.differences import Differences, compare
 from simckpt.hardware.session import NOTHING, READING, Session
 from simckpt.hardware.tape import Tape
@@ -332,6 +333,22 @@ def test_what_was_not_recorded_is_measured_in_a_replay(pole: Session) -> None:
     ] == []
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda env, info: None, "the signal 'x' is None after row 10"),
+        (lambda env, info: "much", "the signal 'x' is much after row 10"),
+        (
+            lambda env, info: np.zeros(1 + (env.unwrapped.link.last.sequence > 12)),
+            r"the signal 'x' is \[0. 0.\] after row",
+        ),
+    ],
+)
+def test_a_signal_that_is_no_number_or_of_another_shape_is_refused(pole: Session, wrong: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        Replay(pole, cart_pole()).measure({"x": wrong}, 10, 40)
+
+
 def test_contact_forces_carry_what_lies_on_the_floor() -> None:
     import mujoco
 
@@ -351,17 +368,108 @@ def test_contact_forces_carry_what_lies_on_the_floor() -> None:
         contact_force(object())
 
 
-def test_rows_that_were_lost_are_passed_over_to_the_next_snapshot(pole: Session) -> None:
-    wrong = Altered(pole, missing=(range(50, 60),))
+def test_rows_that_were_lost_are_passed_over_to_the_next_snapshot(pole: Session, tmp_path: Path) -> None:
+    order = pole.read(["rows/order"])["rows"]["order"].tolist()
+    wrong = without(pole, tmp_path / "s", (order[50], order[60]))
+    assert wrong.missing == [range(50, 60)]
     replay = Replay(wrong, cart_pole())
     report = replay.run()
     next_one = min(each.row for each in pole.snapshots if each.row >= 60)
     assert report.exact
     assert report.rows == (range(50), range(next_one, STEPS))
     assert report.skipped == (range(50, 60), range(60, next_one))
-    with pytest.raises(ConfigurationError, match="lost of them 50 to 59"):
-        replay.go_to(61)
+    for row in (50, 61):
+        with pytest.raises(ConfigurationError, match="lost of them 50 to 59"):
+            replay.go_to(row)
     assert replay.go_to(next_one + 1).exact
+
+
+def check_doors(session: Session, lossy: Session, env: gym.Env, rows: Sequence[int]) -> set[int]:
+    """Every door that plays rows gives what was, or says that it cannot; returns the rows that were played.
+
+    Args:
+        session: the whole one.
+        lossy: the same, of which something was lost.
+        env: that they are of.
+        rows: which are gone to.
+    """
+    recorded = session.read(["rows/observation"])["rows"]["observation"]
+    before = {}
+    with Replay(session, env) as replay:
+        for row in rows:
+            assert replay.go_to(row).exact
+            before[row] = replay.capture()
+    with Replay(lossy, env) as replay:
+        report = replay.run()
+        assert report.exact, str(report)
+        played = {row for rows in report.rows for row in rows}
+        there = set(lossy.read(["rows/row"])["rows"]["row"].tolist())
+        assert played <= there
+        assert {row for rows in report.skipped for row in rows} == set(range(session.rows.stop)) - played
+        yielded = []
+        for row in replay.steps():
+            yielded.append(row)
+            assert replay.observation.tobytes() == recorded[row].tobytes()
+        assert yielded == sorted(played)
+        found = replay.measure({"seen": lambda env, info: replay.observation})
+        assert found.tables["rows"]["row"].tolist() == yielded
+        assert found.tables["rows"]["signals"]["seen"].tobytes() == recorded[yielded].tobytes()
+        assert series(found, "signals/seen[0]").values.tobytes() == recorded[yielded, 0].astype(np.float64).tobytes()
+        some = series(found, "signals/seen[0]", start=20, stop=90)
+        assert some.rows.tolist() == [row for row in yielded if 20 <= row < 90]
+        assert some.values.tobytes() == recorded[some.rows, 0].astype(np.float64).tobytes()
+        for row, kept in before.items():
+            try:
+                way = replay.go_to(row)
+            except ConfigurationError:
+                assert row not in played
+                continue
+            assert way.exact
+            assert not differences(kept, replay.capture())
+    return played
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_was_lost_no_door_goes_on_from_a_wrong_state(pole: Session, tmp_path: Path, seed: int) -> None:
+    """Losses lie anywhere: in the middle of a step, between two, of a reset alone, before the first snapshot."""
+    rng = np.random.default_rng(seed)
+    last = int(pole.read(["rows/order"])["rows"]["order"][-1])
+    edges = np.sort(rng.choice(last, 8, replace=False)).tolist()
+    # no more than a dozen rows each
+    lost = [(first, min(stop, first + 50)) for first, stop in zip(edges[::2], edges[1::2], strict=True)]
+    lossy = without(pole, tmp_path / "s", *lost)
+    near = [row for each in lossy.missing for row in (max(0, each.start - 1), each.start, each.stop)]
+    check_doors(pole, lossy, cart_pole(), sorted({0, *near, *rng.choice(STEPS, 3).tolist()}))
+
+
+def test_a_reset_that_alone_was_lost_is_no_part_of_any_replay(pole: Session, tmp_path: Path) -> None:
+    """What was recorded goes on as if nothing had been: the numbers of rows have no gap."""
+    resets = pole.read(["resets"])["resets"]
+    place = 2
+    row, order = int(resets["row"][place]), int(resets["order"][place])
+    # one was taken right before that reset
+    assert any((each.row, each.order) == (row, order - 1) for each in pole.snapshots)
+    following = int(pole.read(["rows/order"], start=row, stop=row + 1)["rows"]["order"][0])
+    lossy = without(pole, tmp_path / "s", (order, following))
+    assert lossy.missing == []
+    played = check_doors(pole, lossy, cart_pole(), [row - 1, row, row + 1])
+    after = min(each.row for each in pole.snapshots if each.order > order)
+    assert played == {*range(row), *range(after, STEPS)}
+    report = Replay(lossy, cart_pole()).run()
+    assert f"gone on from a snapshot after row {row}: lost: what was recorded between two rows" in str(report)
+
+
+def test_what_a_device_said_that_was_lost_ends_a_stretch(walk: tuple[Session, str], tmp_path: Path) -> None:
+    """It was lost in the middle of a step: the row itself is there, but what its env had read is not."""
+    session, address = walk
+    row = 60
+    readings = session.read(["readings"], start=row, stop=row + 1)["readings"]["legs"]
+    first = int(readings["order"][0])
+    lossy = without(session, tmp_path / "s", (first, first + 1))
+    assert lossy.missing == []
+    played = check_doors(session, lossy, ant(address), [row - 1, row])
+    after = min(each.row for each in session.snapshots if each.row > row)
+    assert played == {*range(row), *range(after, STEPS)}
 
 
 def test_a_state_that_was_restored_under_the_recorder_is_gone_on_from(tmp_path: Path) -> None:
@@ -651,6 +759,167 @@ def test_a_link_that_a_driver_holds_sends_nothing_in_a_replay(tmp_path: Path, la
             report = replay.run()
             assert report.exact
         assert heard(own) == 0
+
+
+class Arming(WithDriver):
+    """Arms its link in each reset, as an env does whose device may move by then."""
+
+    def reset(self, **options: object) -> tuple[np.ndarray, dict]:
+        self.drivers[0].link.arm()
+        return super().reset(**options)
+
+
+def test_an_env_that_arms_its_link_in_a_reset_is_played_and_opens_nothing(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{own.getsockname()[1]}"
+        with Recorder(Arming(address, late=False), tmp_path / "s", "s") as env:
+            for _ in range(2):
+                env.reset(seed=1)
+                for _ in range(5):
+                    env.step(env.action_space.sample())
+            env.unwrapped.drivers[0].link.close()
+        assert heard(own) == 12
+        env = Arming(address, late=False)
+        link = env.drivers[0].link
+        with Replay(simckpt.Store(tmp_path / "s").session("s"), env) as replay:
+            assert replay.run().exact
+            link.arm()
+            assert link.armed
+            assert not link.connected
+        assert not link.armed
+        assert heard(own) == 0
+
+
+def test_nothing_that_a_replay_calls_reaches_a_device(pole: Session) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        other = Link(UDP(f"127.0.0.1:{own.getsockname()[1]}"), command=("force",), name="other")
+
+        def send(*arguments: Any) -> Any:
+            other.send([1.0])
+            return np.zeros(1)
+
+        with Replay(pole, cart_pole()) as replay:
+            doors = [
+                lambda: replay.measure({"x": send}, 0, 3),
+                lambda: replay.what_if(send, start=3, steps=2),
+                lambda: replay.what_if(lambda seen: np.zeros(1), model=send, start=3, steps=2),
+                lambda: replay.what_if(lambda seen: np.zeros(1), model=send, start=3, steps=2, lead=2),
+            ]
+            for door in doors:
+                with pytest.raises(LinkDisarmedError, match="a replay reaches no device"):
+                    door()
+            # afterwards, too, until somebody says that the device may move
+            with pytest.raises(LinkDisarmedError, match=r"link 'other' .* is disarmed"):
+                send()
+        assert heard(own) == 0
+        other.arm()
+        send()
+        assert select.select([own], [], [], 60)[0]
+        other.close()
+
+
+class Hidden(Counting):
+    """Talks to its device by a link that is in no attribute."""
+
+    def __init__(self, step: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.talk = step
+
+    def step(self, action: np.ndarray) -> tuple:
+        self.talk(action)
+        return super().step(action)
+
+
+def test_a_link_that_nobody_finds_sends_nothing_from_the_beginning_of_a_replay_to_its_end(tmp_path: Path) -> None:
+    def still(env: Recorder) -> None:
+        env.reset(seed=1)
+        for _ in range(5):
+            env.step(np.zeros(2, np.float32))
+
+    session = record(tmp_path / "s", Hidden(lambda action: None), loop=still)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        hidden = Link(UDP(f"127.0.0.1:{own.getsockname()[1]}"), command=("force",), name="hidden")
+        hidden.send([0.1])
+        assert select.select([own], [], [], 60)[0]
+        assert heard(own) == 1
+        env = Hidden(lambda action: hidden.send([0.5]))
+        seen: list[BaseException] = []
+
+        def elsewhere() -> None:
+            try:
+                hidden.send([0.2])
+            except LinkDisarmedError as error:
+                seen.append(error)
+
+        with Replay(session, env) as replay:
+            for play in (lambda: None, lambda: replay.run(), lambda: replay.go_to(3)):
+                with contextlib.suppress(LinkDisarmedError):
+                    play()
+                with pytest.raises(LinkDisarmedError):
+                    env.step(np.zeros(2, np.float32))
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+        assert len(seen) == 1
+        with pytest.raises(LinkDisarmedError):
+            env.step(np.zeros(2, np.float32))
+        assert heard(own) == 0
+        hidden.close()
+
+
+def test_a_link_of_a_recording_goes_on_beside_a_replay(pole: Session, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{own.getsockname()[1]}"
+        with Recorder(WithDriver(address, late=False), tmp_path / "s", "s") as env:
+            env.reset(seed=1)
+            with Replay(pole, cart_pole()) as replay:
+                assert replay.run().exact
+                env.step(env.action_space.sample())
+            env.step(env.action_space.sample())
+            env.unwrapped.drivers[0].link.close()
+        assert heard(own) == 3
+
+
+def test_an_env_that_raises_in_a_replay_alone_is_a_difference_and_what_follows_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loop(env: Recorder) -> None:
+        env.reset(seed=1)
+        for step in range(60):
+            if step in (20, 40):
+                env.snapshot()
+            env.step(np.full(2, 0.1, np.float32))
+            if step % 30 == 29:
+                env.reset()
+
+    session = record(tmp_path / "s", Counting(), loop=loop)
+    step, played = Counting.step, []
+
+    def failing(env: Counting, action: np.ndarray) -> tuple:
+        played.append(0)
+        if len(played) == 11:
+            env.place += 1
+            raise KeyError("the driver has no such mode")
+        return step(env, action)
+
+    monkeypatch.setattr(Counting, "step", failing)
+    replay = Replay(session, Counting())
+    report = replay.run()
+    assert not report.exact
+    assert report.rows == (range(10), range(20, 60))
+    assert report.skipped == (range(10, 20),)
+    assert [(each.leaf, each.row, each.rows) for each in report.differences] == [("error", 10, 1)]
+    told = "gone on from a snapshot after row 10: the env's step raised KeyError: 'the driver has no such mode'"
+    assert told in str(report)
+    # which is what it is for a row that is gone to
+    played.clear()
+    with pytest.raises(StateMismatchError, match="row 15 is not reached: at row 10 the env's step raised KeyError"):
+        replay.go_to(15)
+    assert replay.go_to(15).exact
 
 
 class Failing(Counting):

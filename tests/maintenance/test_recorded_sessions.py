@@ -2,13 +2,18 @@
 
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import simckpt
+from simckpt.errors import DamagedError, RunLockedError, SessionNotFoundError
 from simckpt.maintenance.check import check
 from simckpt.maintenance.repair import repair
+from simckpt.storage import StoreFiles
+from simckpt.storage.origins import Origins
+from simckpt.storage.session_ending import close_session, remove_session
 from simckpt.storage.session_records import OriginRecord
 from simckpt.storage.session_writing import SessionWriter, create_session
 
@@ -155,6 +160,65 @@ def test_what_nobody_has_closed_is_told_and_closed_by_a_repair(tmp_path) -> None
     assert [(each.path, each.done) for each in done.actions] == [("sessions/pole", True)]
     assert simckpt.Store(tmp_path).session("pole").closed is not None
     assert check(tmp_path).findings == ()
+
+
+def test_what_is_being_begun_is_not_closed_by_a_repair(tmp_path) -> None:
+    """Between a session and the claim of the process that records it lie seconds."""
+    files = new_store(tmp_path)
+    now = time.time()
+    create_session(files, record("pole", created=now))
+    create_session(files, record("left", id="7a" * 16, created=now - 61.0))
+    assert [each.path for each in check(tmp_path).findings] == ["sessions/left"]
+    with pytest.raises(RunLockedError, match="starting"):
+        close_session(tmp_path, "pole")
+    assert [each.path for each in repair(tmp_path).actions] == ["sessions/left"]
+    with SessionWriter(tmp_path, "pole") as writer:
+        write_part(writer, 0, 4)
+    # once something was written to it, it has been begun
+    assert [each.path for each in check(tmp_path).findings] == ["sessions/pole"]
+    assert close_session(tmp_path, "pole").how == "refused"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("left", ["all", "parts", "closed.json"])
+def test_a_session_that_has_lost_its_record_is_told(tmp_path, left, closed) -> None:
+    with new_session(tmp_path) as writer:
+        write_part(writer, 0, 4)
+        if closed:
+            writer.close()
+    folder = tmp_path / "sessions/pole"
+    (folder / "session.json").unlink()
+    for inner in list(folder.iterdir()) if left != "all" else ():
+        if inner.name != left:
+            shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
+    if not list(folder.iterdir()):
+        return
+    assert damaged(tmp_path) == ["sessions/pole/session.json"]
+    assert simckpt.Store(tmp_path).files.sessions() == ["pole"]
+    with pytest.raises(DamagedError, match="is gone"):
+        simckpt.Store(tmp_path).session("pole")
+    with pytest.warns(simckpt.errors.DamageWarning, match="pole"):
+        assert simckpt.Store(tmp_path).sessions() == []
+    assert [each.path for each in repair(tmp_path).remaining] == ["sessions/pole/session.json"]
+    # its origin is not known: no prune takes what it may be
+    with pytest.raises(DamagedError):
+        Origins(StoreFiles.open(tmp_path)).check_unused("c" * 32)
+    # what nobody can use is removed by its name
+    remove_session(tmp_path, "pole")
+    assert check(tmp_path).findings == ()
+
+
+def test_a_folder_that_holds_nothing_of_a_session_is_none(tmp_path) -> None:
+    with new_session(tmp_path) as writer:
+        write_part(writer, 0, 4)
+        writer.close()
+    (tmp_path / "sessions/empty").mkdir()
+    (tmp_path / "sessions/other").mkdir()
+    (tmp_path / "sessions/other/notes.txt").write_text("mine")
+    assert simckpt.Store(tmp_path).files.sessions() == ["pole"]
+    assert damaged(tmp_path) == []
+    with pytest.raises(SessionNotFoundError):
+        simckpt.Store(tmp_path).session("other")
 
 
 def test_a_compact_frees_what_a_merge_has_left_and_nothing_that_is_needed(tmp_path) -> None:

@@ -18,7 +18,7 @@ TABLES = ("rows", "resets", "events", *GROUPS)
 Array = np.ndarray[Any, Any]
 Tables = Mapping[str, Any]
 
-_NUMBERS = "biufc"  # kinds of dtypes of what an env is given, and gives
+NUMBERS = "biufc"  # kinds of dtypes of what an env is given, and gives
 _ORDINARY = {
     **dict.fromkeys(
         ("order", "row", "started", "finished", "monotonic", "wall", "received", "device_time", "seed"), "i"
@@ -66,7 +66,7 @@ def _check_table(table: Tables, where: str, kind: str) -> None:
     if not isinstance(table.get("signals", {}), dict):
         raise FormatError(f"{where}: the signals are no columns")
     for column in ("action", "observation", "signals"):
-        if not all(each.dtype.kind in _NUMBERS for each in _leaves(table.get(column, {}))):
+        if not all(each.dtype.kind in NUMBERS for each in _leaves(table.get(column, {}))):
             raise FormatError(f"{where}: the column {column!r} is not of numbers")
 
 

@@ -1,11 +1,12 @@
-"""What a session has to be played from: its rows, its snapshots, and where the record is not whole."""
+"""Which rows of a session can be played, and from where: its rows, its snapshots, and where the record is not whole."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from simckpt.arguments import checked_whole
 from simckpt.errors import ConfigurationError
+from simckpt.hardware.gaps import gaps
 from simckpt.hardware.session import BREAKS, THREAD, Event
 
 if TYPE_CHECKING:
@@ -15,15 +16,31 @@ if TYPE_CHECKING:
 _SHOWN = 20  # of a list in a message
 
 
-class Course:
-    """The course of a session, as far as it is on the disk by now.
+class Break(NamedTuple):
+    """Where the record goes on from another state than it had, which is known from the next snapshot alone.
+
+    Attributes:
+        row: that would have come next.
+        first: the place among all that was recorded from which on calls are behind it.
+        last: a snapshot with a higher place is behind it.
+        text: for people; empty of rows that were lost, which are told as such.
+    """
+
+    row: int
+    first: int
+    last: int
+    text: str
+
+
+class PlayableRows:
+    """What there is to play of a session, as far as it is on the disk by now.
 
     Attributes:
         name: of the session.
         rows: the numbers of its rows.
         missing: those that were lost.
         snapshots: in the order in which they were taken.
-        breaks: events behind which the record goes on from another state.
+        breaks: in the order of their `first`.
         threads: events that another thread than the one that steps has begun to use a link.
 
     Args:
@@ -32,9 +49,16 @@ class Course:
 
     def __init__(self, session: Session) -> None:
         self.name = session.name
-        self.rows, self.missing, self.snapshots = session.rows, session.missing, session.snapshots
+        extent = session.extent
+        self.rows, self.missing, self.snapshots = extent.rows, list(extent.missing), session.snapshots
         events = session.events
-        self.breaks = [event for event in events if event.kind in BREAKS]
+        known = {each.order for each in self.snapshots} | {each.order for each in events}
+        left = [Break(each.row, each.order, each.order, _told(each)) for each in events if each.kind in BREAKS]
+        for gap in gaps(session, known):
+            start = gap.rows.start
+            text = "" if len(gap.rows) else f"row {start:,}: lost: what was recorded between two rows"
+            left.append(Break(start, gap.first, gap.last, text))
+        self.breaks = sorted(left, key=lambda each: each.first)
         self.threads = [event for event in events if event.kind == THREAD]
 
     def wanted(self, start: int | None, stop: int | None) -> range:
@@ -58,16 +82,18 @@ class Course:
             return None
         before = [each for each in self.snapshots if self.rows.start <= each.row <= row]
         found = max(before, key=lambda each: each.order, default=None)
-        if found is None:
+        if found is None or any(each.last > found.order and each.row <= row for each in self.breaks):
             return None
-        lost = any(each.start < row and each.stop > found.row for each in self.missing)
-        # where the record is not whole, the state is known from a snapshot alone
-        lost = lost or any(event.order > found.order and event.row <= row for event in self.breaks)
-        return None if lost else found
+        return found
 
     def first_in(self, rows: range) -> SnapshotRecord | None:
         """Returns the first snapshot that lies before one of these rows, or None."""
         return next((each for each in self.snapshots if rows.start <= each.row < rows.stop), None)
+
+    def first_row(self) -> int | None:
+        """Returns the first row that a snapshot leads to without a row before it, or None."""
+        there = (each.row for each in self.snapshots if each.row in self.rows)
+        return next((row for row in there if self.leading_to(row) is not None), None)
 
     def snapshot_for(self, row: int) -> SnapshotRecord:
         """Returns what `leading_to` does; raises ConfigurationError, with what there is, if that is None."""
@@ -82,7 +108,7 @@ class Course:
             )
         return snapshot
 
-    def stretches(self, rows: range) -> list[range]:
+    def there_in(self, rows: range) -> list[range]:
         """Returns what is left of some rows without those that were lost."""
         found, start = [], rows.start
         for gap in self.missing:
@@ -96,8 +122,8 @@ class Course:
         return [each for each in cut if len(each)]
 
     def breaks_between(self, order: int, row: int) -> tuple[str, ...]:
-        """Returns a text for each break behind a place among all that was recorded, and before a row."""
-        return tuple(_told(event) for event in self.breaks if event.order > order and event.row < row)
+        """Returns the text of each break behind a place among all that was recorded, and before a row."""
+        return tuple(each.text for each in self.breaks if each.text and each.last > order and each.row < row)
 
     def threads_before(self, row: int) -> tuple[str, ...]:
         """Returns a text for each event before a row that another thread has begun to use a link."""
