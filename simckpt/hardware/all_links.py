@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from simckpt.hardware.simulated import Simulated
@@ -13,11 +13,29 @@ if TYPE_CHECKING:
     from simckpt.hardware.link import Link
 
 _made: weakref.WeakSet[Link] = weakref.WeakSet()
+_watching: list[Callable[[Link], None]] = []
 
 
 def add(link: Link) -> None:
     """Takes note of a link, for as long as it lives."""
     _made.add(link)
+
+
+def watch(function: Callable[[Link], None]) -> None:
+    """Has a function called at each use of a link that has no observer."""
+    _watching.append(function)
+
+
+def unwatch(function: Callable[[Link], None]) -> None:
+    """Ends that."""
+    if function in _watching:
+        _watching.remove(function)
+
+
+def used(link: Link) -> None:
+    """Tells those who watch that a link without an observer was used."""
+    for function in tuple(_watching):
+        function(link)
 
 
 def disarm_others(links: Iterable[Link]) -> None:

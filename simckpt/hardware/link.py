@@ -7,10 +7,8 @@ import dataclasses
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,12 +30,11 @@ from simckpt.hardware.transports import Transport
 from simckpt.hardware.wire import LARGEST_COUNT
 from simckpt.sim.resources import register_adapter
 
-__all__ = ["Link", "Reading", "devices_out_of_reach", "links_of"]
+__all__ = ["Link", "Reading", "devices_out_of_reach"]
 
 _LARGEST_DRAIN = 1000  # readings that one receive_newest looks through: a device that floods must not stop the loop
 _LONGEST_TIMEOUT = 1e6  # [s]
 _MODULUS = 2**64
-_NO_LINKS = frozenset({"builtins", "mujoco", "numpy", "torch", "weakref"})  # packages whose objects are not looked into
 _Result = TypeVar("_Result")
 _out_of_reach: ContextVar[bool] = ContextVar("simckpt_devices_out_of_reach", default=False)
 
@@ -210,6 +207,8 @@ class Link:
         self._sequence = (sequence + 1) % _MODULUS
         if self.observer is not None:
             self.observer.sent(self, sequence, values, monotonic, wall)
+        else:
+            all_links.used(self)
         return sequence
 
     def receive(self, timeout: float = 0.0) -> Reading | None:
@@ -251,6 +250,8 @@ class Link:
         now = time.monotonic_ns() if self.source is None else self.source.time()
         if self.observer is not None:
             self.observer.timed(self, now, time.time_ns())
+        else:
+            all_links.used(self)
         return now
 
     def state_dict(self) -> dict[str, Any]:
@@ -406,6 +407,8 @@ class Link:
             self.last = reading
         if self.observer is not None:
             self.observer.received(self, reading, monotonic, wall)
+        else:
+            all_links.used(self)
         return reading
 
     def _checked(self, values: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -446,45 +449,8 @@ def devices_out_of_reach() -> Iterator[None]:
         _out_of_reach.reset(before)
 
 
-def links_of(env: Any) -> dict[str, Link]:
-    """Returns the links that an env, its wrappers and the objects that they hold have as attributes, by their names.
-
-    Outermost first. Dicts, lists and tuples are looked through, and objects that have a `__dict__`.
-
-    Raises:
-        ConfigurationError: two links have the same name.
-    """
-    found: dict[str, Link] = {}
-    waiting, seen = deque([env]), {id(env)}
-    while waiting:
-        each = waiting.popleft()
-        if isinstance(each, Link):
-            if each.name in found:
-                raise ConfigurationError(
-                    f"two links of the env have the name {each.name!r}: give each its own, Link(..., name=...)",
-                    keys=["name"],
-                )
-            found[each.name] = each
-            continue
-        for held in _held_by(each):
-            if id(held) not in seen:
-                seen.add(id(held))
-                waiting.append(held)
-    return found
-
-
 def _nothing() -> None:
     pass
-
-
-def _held_by(each: Any) -> list[Any]:
-    if isinstance(each, Mapping):
-        return list(each.values())
-    if isinstance(each, list | tuple):
-        return list(each)
-    if isinstance(each, type | ModuleType) or type(each).__module__.partition(".")[0] in _NO_LINKS:
-        return []
-    return list(getattr(each, "__dict__", {}).values())
 
 
 def _checked_names(what: str, names: Sequence[str]) -> tuple[str, ...]:

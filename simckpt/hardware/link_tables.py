@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from simckpt.hardware import all_links
 from simckpt.hardware.columns import BOOL, COMMON, FLOAT, INT, Buffer, Form
 from simckpt.hardware.recording_messages import warn
 from simckpt.hardware.session import NOTHING, READING, TIME
@@ -171,3 +172,38 @@ class LinkTables:
             table["received"][place], table["wall"][place] = reading.received, reading.wall
         self._reading_count = place + 1
         self._counts[self._reading_place] = place + 1
+
+
+class UnknownLinks:
+    """Notices links that an env uses in its steps and that its recorder does not have, so that nothing of them is kept.
+
+    Args:
+        buffers: where that is noted.
+        loop: the thread that steps.
+    """
+
+    def __init__(self, buffers: PartBuffers, loop: LoopThread) -> None:
+        self._buffers = buffers
+        self._loop = loop
+        self._told: set[int] = set()
+
+    def attach(self) -> None:
+        """Has all links without an observer tell of their use."""
+        all_links.watch(self._used)
+
+    def detach(self) -> None:
+        """Ends that."""
+        all_links.unwatch(self._used)
+
+    def _used(self, link: Link) -> None:
+        if self._buffers.in_step and get_ident() == self._loop.ident and id(link) not in self._told:
+            self._told.add(id(link))
+            self._loop.ask(self._tell, link.name)
+
+    def _tell(self, name: str) -> None:
+        text = f"the env uses a link {name!r} that the recorder did not find in it when it was made"
+        self._buffers.event("note", f"{text}: what it sends and receives is not recorded")
+        warn(
+            f"{text}: what it sends and receives is not recorded, and no replay can give it back. Let the env hold the "
+            f"link as an attribute by then, or name it: Recorder(..., links={{{name!r}: link}})"
+        )

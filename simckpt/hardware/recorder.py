@@ -19,7 +19,8 @@ from simckpt import provenance
 from simckpt.checkpoint import Checkpoint
 from simckpt.errors import CheckpointNotFoundError, ConfigurationError, StoreError
 from simckpt.hardware import columns
-from simckpt.hardware.link import Link, links_of
+from simckpt.hardware.held_links import links_of
+from simckpt.hardware.link import Link
 from simckpt.hardware.recording import Recording, Signals
 from simckpt.hardware.recording_messages import Settings
 from simckpt.hardware.triggers import Trigger, checked_triggers

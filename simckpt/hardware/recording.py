@@ -20,7 +20,7 @@ from simckpt import state
 from simckpt.errors import ConfigurationError
 from simckpt.hardware import columns, reset_arguments
 from simckpt.hardware.channel import pack
-from simckpt.hardware.link_tables import LinkTables
+from simckpt.hardware.link_tables import LinkTables, UnknownLinks
 from simckpt.hardware.loop_thread import LoopThread
 from simckpt.hardware.part_buffers import PartBuffers
 from simckpt.hardware.recording_messages import OUTBOX, RecordingProcess, Settings, warn
@@ -93,6 +93,7 @@ class Recording:
         self._buffers = buffers = PartBuffers(self.process, forms, settings.part_seconds, self._want_after_trouble)
         self._loop = LoopThread(self._lost_of_others)
         buffers.links.update({name: LinkTables(buffers, self._loop, name, link) for name, link in links.items()})
+        self._hearing: list[LinkTables | UnknownLinks] = [*buffers.links.values(), UnknownLinks(buffers, self._loop)]
         try:
             self.process.begin(root, record, settings)
             buffers.begin()
@@ -100,8 +101,8 @@ class Recording:
             self.active = False
             self.process.end()
             raise
-        for link_tables in buffers.links.values():
-            link_tables.attach()
+        for each in self._hearing:
+            each.attach()
         _recordings.add(self)
 
     @property
@@ -478,8 +479,8 @@ class Recording:
         self.process.abandon()
 
     def _detach(self) -> None:
-        for link in self._buffers.links.values():
-            link.detach()
+        for each in self._hearing:
+            each.detach()
 
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()

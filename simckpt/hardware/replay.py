@@ -19,7 +19,8 @@ from simckpt.hardware.all_links import disarm_others
 from simckpt.hardware.calls import Call, calls, entry_of
 from simckpt.hardware.columns import number
 from simckpt.hardware.differences import Differences, ReplayDifference, ReplayReport, compare, without_models
-from simckpt.hardware.link import Link, devices_out_of_reach, links_of
+from simckpt.hardware.held_links import links_of
+from simckpt.hardware.link import Link, devices_out_of_reach
 from simckpt.hardware.measuring import Signals, measured
 from simckpt.hardware.playable_rows import PlayableRows
 from simckpt.hardware.recorder import Recorder

@@ -23,7 +23,7 @@ from simckpt.errors import (
     UnsupportedStateError,
 )
 from simckpt.hardware import UDP, Link, Reading, Simulated, Statistics
-from simckpt.hardware.link import links_of
+from simckpt.hardware.held_links import links_of
 
 
 def test_a_command_reaches_the_device_with_number_and_times() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from recorder_helpers import Counting, Seen, counting
+from recorder_helpers import Counting, Seen, counting, device
 
 import simckpt
 from simckpt.errors import (
@@ -21,7 +21,7 @@ from simckpt.errors import (
     StoreError,
     UnsupportedStateError,
 )
-from simckpt.hardware import OnError, OutOfRange, Recorder
+from simckpt.hardware import Link, OnError, OutOfRange, Recorder, Simulated
 from simckpt.hardware.part_buffers import BUFFERS, MOST_ROWS
 from simckpt.sim import SnapshotEnv
 
@@ -49,6 +49,42 @@ def test_what_was_seen_is_recorded_bit_for_bit(tmp_path) -> None:
     assert [session.options(text) for text in resets["options"]] == [None, {"height": 0.5}]
     # the step of the env has set its action to 0 by then
     assert resets["observation"][0].tobytes() == np.random.Generator(np.random.PCG64(3)).standard_normal(3).tobytes()
+
+
+def test_a_link_that_the_recorder_does_not_find_is_warned_of_once_and_noted(tmp_path) -> None:
+    class Hidden(Counting):
+        """Has its link in a closure, and another one from its fifth step on."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            link = counting().link
+            self.send = lambda values: link.send(values)
+
+        def step(self, action: Any) -> Any:
+            self.send((0.5,))
+            if self.steps == 4:
+                self.link = Link(Simulated(device), command=("force",), reading=("force", "place"), name="late")
+            return super().step(action)
+
+    with Recorder(Hidden(), tmp_path, "pole") as env:
+        env.reset(seed=3)
+        seen = Seen(env)
+        with pytest.warns(RecordingWarning, match=r"link 'motor'.*not recorded.*links=") as warned:
+            seen.run(4)
+        assert len(warned) == 1
+        with pytest.warns(RecordingWarning, match="link 'late'") as warned:
+            seen.run(6)
+        assert len(warned) == 1
+    session = simckpt.Store(tmp_path).session("pole")
+    seen.assert_recorded(session.read()["rows"])
+    assert [(event.kind, event.text.split("'")[1]) for event in session.events] == [("note", "motor"), ("note", "late")]
+    # named by hand, it is recorded
+    env = Hidden()
+    (link,) = (cell.cell_contents for cell in env.send.__closure__)
+    with Recorder(env, tmp_path, "named", links={"motor": link}) as named:
+        named.reset(seed=3)
+        named.step(np.zeros(2, np.float32))
+    assert len(simckpt.Store(tmp_path).session("named").read()["commands"]["motor"]["row"]) == 1
 
 
 def test_each_command_and_each_look_for_a_reading_is_recorded_in_its_order(tmp_path) -> None:
