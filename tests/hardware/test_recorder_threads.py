@@ -219,7 +219,9 @@ def test_a_thread_that_receives_all_the_time_is_recorded_and_told(tmp_path) -> N
     received: list[float] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with Recorder(counting(), tmp_path, "two", snapshot_every=None, links={"arm": arm}) as env:
+        own = counting()
+        links = {"arm": arm, "motor": own.link}
+        with Recorder(own, tmp_path, "two", snapshot_every=None, links=links) as env:
 
             def read() -> None:
                 reading = arm.receive()
