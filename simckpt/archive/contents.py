@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from simckpt.archive.objects import Objects, lost
 from simckpt.errors import ArchiveDamagedError, ConflictError, DamagedError, FormatError, UnsupportedFormatError
@@ -18,6 +20,7 @@ from simckpt.storage.session_records import SessionRecord, parse_session
 from simckpt.storage.store_reader import COMMIT_FILE, STORE_FILE
 
 Record = CommitRecord | TombstoneRecord
+_Record = TypeVar("_Record")
 _RUN = re.compile(r"runs/([^/]+)/run\.json")
 _CHECKPOINT = re.compile(r"runs/([^/]+)/checkpoints/([0-9]{8})/commit\.json")
 _MANIFEST = re.compile(r"runs/([^/]+)/archived/([0-9]{8})\.json")
@@ -238,58 +241,39 @@ class Listing:
 
 def read_commit(objects: Objects, run: str, seq: int, *, run_id: str | None = None) -> tuple[Record, bytes] | None:
     """Returns the record of a commit in an archive and its bytes, or None; raises ArchiveDamagedError if damaged."""
-    name = file_object(run, seq, COMMIT_FILE)
-    data = objects.read(name)
-    if data is None:
-        return None
-    try:
-        return parse_commit(data, f"{objects.place}/{name}", seq=seq, run_id=run_id), data
-    except UnsupportedFormatError:
-        raise
-    except (DamagedError, FormatError):
-        raise lost(objects.place, name, "is damaged") from None
+
+    def parse(data: bytes, where: str) -> tuple[Record, bytes]:
+        return parse_commit(data, where, seq=seq, run_id=run_id), data
+
+    return _read(objects, file_object(run, seq, COMMIT_FILE), parse)
 
 
 def read_manifest(objects: Objects, run: str, seq: int) -> ArchivedRecord | None:
     """Returns what belongs to a checkpoint in an archive, or None; raises ArchiveDamagedError if that is damaged."""
-    name = manifest_object(run, seq)
-    data = objects.read(name)
-    if data is None:
-        return None
-    try:
-        return archived.parse_archived(data, f"{objects.place}/{name}", seq=seq)
-    except UnsupportedFormatError:
-        raise
-    except (DamagedError, FormatError):
-        raise lost(objects.place, name, "is damaged") from None
+    return _read(objects, manifest_object(run, seq), functools.partial(archived.parse_archived, seq=seq))
 
 
 def read_session_manifest(objects: Objects, name: str) -> ArchivedSession | None:
     """Returns what belongs to a session in an archive, or None; raises ArchiveDamagedError if that is damaged."""
     file = session_object(name, sessions.ARCHIVED_FILE)
-    data = objects.read(file)
-    if data is None:
-        return None
-    try:
-        return parse_archived_session(data, f"{objects.place}/{file}", name=name)
-    except UnsupportedFormatError:
-        raise
-    except (DamagedError, FormatError):
-        raise lost(objects.place, file, "is damaged") from None
+    return _read(objects, file, functools.partial(parse_archived_session, name=name))
 
 
 def read_session_there(objects: Objects, name: str) -> SessionRecord | None:
     """Returns the record of a session in an archive, or None; raises ArchiveDamagedError if it is damaged."""
-    file = session_object(name, sessions.SESSION_FILE)
-    data = objects.read(file)
+    return _read(objects, session_object(name, sessions.SESSION_FILE), parse_session)
+
+
+def _read(objects: Objects, name: str, parse: Callable[[bytes, str], _Record]) -> _Record | None:
+    data = objects.read(name)
     if data is None:
         return None
     try:
-        return parse_session(data, f"{objects.place}/{file}")
+        return parse(data, f"{objects.place}/{name}")
     except UnsupportedFormatError:
         raise
     except (DamagedError, FormatError):
-        raise lost(objects.place, file, "is damaged") from None
+        raise lost(objects.place, name, "is damaged") from None
 
 
 def session_there(objects: Objects, name: str) -> str | None:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -209,19 +209,7 @@ def killed(base: Path, name: str, fault: Fault, at: int) -> None:
 
 
 def kills(base: Path, wanted: float, progress: Progress) -> Tally:
-    tally = Tally()
-    for name in LIVES:
-        calls = calls_of(base, name)
-        for what, fault, only in (("kill", kill, ""), ("torn write and kill", tear, "pwrite")):
-            places = [at for at, call in enumerate(calls, 1) if only in ("", call)]
-            for number in stride(len(places), wanted):
-                at = places[number - 1]
-                progress(f"recordings, {what} at {at} of {len(calls)}, {name}")
-                tally.attempt(
-                    f"{what} at operation {at} ({calls[at - 1]}) of {name}",
-                    lambda name=name, fault=fault, at=at: killed(base, name, fault, at),
-                )
-    return tally
+    return _at_operations(base, wanted, progress, killed, [("kill", kill, ""), ("torn write and kill", tear, "pwrite")])
 
 
 def lied_to(base: Path, name: str, fault: Fault, at: int) -> None:
@@ -241,17 +229,29 @@ def lied_to(base: Path, name: str, fault: Fault, at: int) -> None:
 
 
 def lies(base: Path, wanted: float, progress: Progress) -> Tally:
+    faults = [("lost operation", lose, ""), ("short write", write_short, "pwrite")]
+    return _at_operations(base, wanted, progress, lied_to, faults)
+
+
+def _at_operations(
+    base: Path,
+    wanted: float,
+    progress: Progress,
+    attempt: Callable[[Path, str, Fault, int], None],
+    faults: Sequence[tuple[str, Fault, str]],
+) -> Tally:
+    """Attempts each fault, (what it is, itself, the one call that it fits or ""), at a share of all operations."""
     tally = Tally()
     for name in LIVES:
         calls = calls_of(base, name)
-        for what, fault, only in (("lost operation", lose, ""), ("short write", write_short, "pwrite")):
+        for what, fault, only in faults:
             places = [at for at, call in enumerate(calls, 1) if only in ("", call)]
             for number in stride(len(places), wanted):
                 at = places[number - 1]
                 progress(f"recordings, {what} at {at} of {len(calls)}, {name}")
                 tally.attempt(
                     f"{what} at operation {at} ({calls[at - 1]}) of {name}",
-                    lambda name=name, fault=fault, at=at: lied_to(base, name, fault, at),
+                    lambda name=name, fault=fault, at=at: attempt(base, name, fault, at),
                 )
     return tally
 
